@@ -1,0 +1,32 @@
+# Python 3.11 or newer; the set-up looks for a newer one itself where this is too old.
+PYTHON ?= python3
+# More arguments for pytest: make test ARGS="-k retry"
+ARGS ?=
+
+.PHONY: help demo test lint spec setup lock
+.DEFAULT_GOAL := help
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: setup ## run an example shop while its workers are killed, and count what was lost: nothing
+	@.venv/bin/durable demo
+
+test: setup ## run all tests against a real Postgres and a real Valkey
+	@.venv/bin/python .ci/tests.py $(ARGS)
+
+lint: setup ## check style and types
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy durable_core tasks
+
+spec: setup ## show, contract by contract, which numbered cases a passing test proves
+	@.venv/bin/python -m tests.spec
+
+setup: ## make .venv, where the lock changed since the last time; every other command does it too
+	@command -v "$(PYTHON)" >/dev/null 2>&1 || { echo "setup: no $(PYTHON) here: install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3." >&2; exit 1; }
+	@"$(PYTHON)" .ci/setup.py
+
+lock: setup ## bring requirements.lock up to date with pyproject.toml
+	@.venv/bin/uv pip compile pyproject.toml --universal --all-extras --generate-hashes --no-annotate --no-emit-package durable-core --custom-compile-command "make lock" -q -o requirements.lock
+	@! grep -n '://' requirements.lock

@@ -1,0 +1,16 @@
+"""
+The sweeps that beat drives, spelled out. Any number of beats may run; a test keeps this equal to `durable_core.sweeps`.
+
+All go to a queue of their own, so that a backlog of work cannot starve the rescue.
+"""
+
+CONTROL = {"queue": "durable.control"}
+
+beat_schedule = {
+    # Tops up the queues with hints of due rows: a lost hint, or a flushed Redis, costs one interval.
+    "durable-dispatch": {"task": "durable.dispatch", "schedule": 1.0, "options": CONTROL},
+    # Takes back what lost workers hold.
+    "durable-reap": {"task": "durable.reap", "schedule": 5.0, "options": CONTROL},
+    # Deletes finished rows past their retention.
+    "durable-prune": {"task": "durable.prune", "schedule": 3600.0, "options": CONTROL},
+}

@@ -1,0 +1,53 @@
+"""Durable work for teams that already run Celery and Postgres."""
+
+from durable_core import deliveries
+from durable_core.deliveries.declare import DeliveryKind, Step, delivery
+from durable_core.deliveries.enqueue import Ref, enqueue_by_name, enqueue_many
+from durable_core.errors import (
+    ClaimLost,
+    DefinitionError,
+    DurableError,
+    GiveUp,
+    IdempotencyConflict,
+    IllegalMove,
+    InvalidArguments,
+    InvalidOption,
+    KeyInFlight,
+    NotFound,
+    Retry,
+    SchemaBehind,
+    UnknownHandler,
+    UnsupportedTransaction,
+)
+from durable_core.retry import Backoff
+from durable_core.states import DeliveryState
+from durable_core.wakes import wake
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Backoff",
+    "ClaimLost",
+    "DefinitionError",
+    "DeliveryKind",
+    "DeliveryState",
+    "DurableError",
+    "GiveUp",
+    "IdempotencyConflict",
+    "IllegalMove",
+    "InvalidArguments",
+    "InvalidOption",
+    "KeyInFlight",
+    "NotFound",
+    "Ref",
+    "Retry",
+    "SchemaBehind",
+    "Step",
+    "UnknownHandler",
+    "UnsupportedTransaction",
+    "deliveries",
+    "delivery",
+    "enqueue_by_name",
+    "enqueue_many",
+    "wake",
+]  # fmt: skip

@@ -1,0 +1,245 @@
+"""Arguments and results as strict JSON: what is accepted here comes back equal, byte for byte of meaning."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, time
+from typing import Any
+
+import pydantic
+
+from durable_core.errors import DefinitionError, InvalidArguments
+
+MAX_BYTES = 256 * 1024
+"""Largest payload, in bytes of its canonical text; design, section 4."""
+MAX_DEPTH = 32
+INT64 = range(-(2**63), 2**63)
+"""Integers outside are accepted by jsonb and then lost in other readers."""
+
+
+class Unfit(ValueError):
+    """A value has no place in strict JSON; the message says which part and why."""
+
+
+def check(value: object, at: str = "", depth: int = 0) -> None:
+    """Refuse what Postgres, JSON or a later reader would refuse, change or lose. Raises Unfit."""
+    where = f" at {at}" if at else ""
+    if depth > MAX_DEPTH:
+        raise Unfit(f"nested deeper than {MAX_DEPTH} levels")
+    if value is None or isinstance(value, bool):
+        return
+    if isinstance(value, int):
+        if value not in INT64:
+            raise Unfit(f"an integer{where} does not fit in 64 bits")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise Unfit(f"a number{where} is NaN or infinite")
+    elif isinstance(value, str):
+        if "\x00" in value:
+            raise Unfit(f"a text{where} holds a NUL character")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise Unfit(f"a text{where} holds a lone surrogate") from None
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise Unfit(f"a key{where} is {type(key).__name__}, and JSON keys are text")
+            check(key, at, depth + 1)
+            check(item, f"{at}.{key}" if at else key, depth + 1)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            check(item, f"{at}[{index}]", depth + 1)
+    else:
+        raise Unfit(f"{type(value).__name__}{where} is not JSON")
+
+
+def canonical(value: object) -> str:
+    """The one text of a JSON value: keys sorted, no spaces. The digest and the size are over this text."""
+    check(value)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(canonical_text: str) -> str:
+    """SHA-256, in hex, of a canonical text. Never recomputed from jsonb, which reorders keys and rewrites numbers."""
+    return hashlib.sha256(canonical_text.encode()).hexdigest()
+
+
+class Signature:
+    """
+    The arguments a handler takes, from its annotations, checked strictly.
+
+    The first parameter is the step. Unannotated parameters take any JSON. Types are
+    resolved at first use, so that a module may declare them below the handler.
+    """
+
+    def __init__(self, kind: str, handler: Callable[..., object]) -> None:
+        self.kind = kind
+        self._handler = handler
+        parameters = list(inspect.signature(handler).parameters.values())
+        if not parameters or parameters[0].kind in (
+            inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.KEYWORD_ONLY,
+        ):  # fmt: skip
+            raise DefinitionError(f"kind {kind!r}: a handler takes the step as its first parameter.")
+        for parameter in parameters:
+            if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+                raise DefinitionError(
+                    f"kind {kind!r}: name the arguments one by one; *{parameter.name} cannot be checked at enqueue."
+                )
+            if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter is not parameters[0]:
+                raise DefinitionError(
+                    f"kind {kind!r}: argument {parameter.name!r} is positional only; arguments are stored by name."
+                )
+        self._parameters = parameters[1:]
+        self._signature = inspect.Signature(self._parameters)
+        self._model: type[pydantic.BaseModel] | None = None
+
+    @property
+    def model(self) -> type[pydantic.BaseModel]:
+        """The pydantic model of the arguments: strict, nothing extra."""
+        if self._model is None:
+            hints = typing.get_type_hints(self._handler, include_extras=True)
+            fields: dict[str, Any] = {
+                parameter.name: (
+                    hints.get(parameter.name, Any),
+                    ... if parameter.default is inspect.Parameter.empty else parameter.default,
+                )
+                for parameter in self._parameters
+            }
+            self._model = pydantic.create_model(
+                f"{self.kind}.arguments",
+                __config__=pydantic.ConfigDict(
+                    strict=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()
+                ),
+                **fields,
+            )
+        return self._model
+
+    def pack(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+        """
+        The canonical text to store for this call; arguments equal to their defaults are left out.
+
+        Raises InvalidArguments, naming the argument, for a wrong name or type and for
+        anything that would not come back from JSON as it went in.
+        """
+        try:
+            bound = self._signature.bind(*args, **kwargs).arguments
+        except TypeError as refused:
+            raise InvalidArguments(self.kind, _culprit(refused, kwargs, self._parameters), str(refused)) from None
+        packed: dict[str, object] = {}
+        for name, given in bound.items():
+            default = self._signature.parameters[name].default
+            try:
+                value = self._to_json(name, given)
+                check(value, name)
+            except Unfit as unfit:
+                raise InvalidArguments(self.kind, name, str(unfit)) from None
+            if default is not inspect.Parameter.empty and value == self._to_json(name, default):
+                continue
+            packed[name] = value
+        text = canonical(packed)
+        if (size := len(text.encode())) > MAX_BYTES:
+            largest = max(packed, key=lambda name: len(canonical(packed[name])))
+            raise InvalidArguments(
+                self.kind, largest,
+                f"the arguments take {size} bytes, more than {MAX_BYTES}; store the data and pass its id",
+            )  # fmt: skip
+        return text
+
+    def _to_json(self, name: str, given: object) -> object:
+        """One argument, checked and turned to JSON; refused unless JSON gives back an equal value."""
+        if isinstance(given, datetime | time) and given.tzinfo is None:
+            raise Unfit(f"a {type(given).__name__} without a time zone; give it one")
+        adapter = self._adapter(name)
+        try:
+            valid = adapter.validate_python(given, strict=True)
+            value = adapter.dump_python(valid, mode="json")
+            check(value, name)
+            back = adapter.validate_json(json.dumps(value), strict=True)
+        except Unfit:
+            raise
+        except pydantic.ValidationError as refused:
+            first = refused.errors(include_url=False, include_input=False)[0]
+            inner = ".".join(str(part) for part in first["loc"])
+            raise Unfit(f"{first['msg']}{f' (at {inner})' if inner else ''}") from None
+        except Exception as refused:  # pydantic wraps what a foreign type's own code raises in many classes
+            raise Unfit(f"{type(given).__name__} is not JSON ({type(refused).__name__})") from None
+        if type(back) is not type(valid) or back != valid:
+            raise Unfit(f"{type(given).__name__} would come back from JSON as {type(back).__name__}, another value")
+        return value
+
+    def _adapter(self, name: str) -> pydantic.TypeAdapter[Any]:
+        adapters: dict[str, pydantic.TypeAdapter[Any]] = self.__dict__.setdefault("_adapters", {})
+        if name not in adapters:
+            field = self.model.model_fields[name]
+            annotation: Any = field.rebuild_annotation()
+            # A pydantic model or dataclass brings its own configuration, and refuses another beside it.
+            config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+            try:
+                adapters[name] = pydantic.TypeAdapter(annotation, config=config)
+            except pydantic.PydanticUserError:
+                adapters[name] = pydantic.TypeAdapter(annotation)
+        return adapters[name]
+
+    def unpack(self, text: str) -> dict[str, object]:
+        """The keyword arguments for the handler, from the stored text. Raises InvalidArguments."""
+        try:
+            model = self.model.model_validate_json(text, strict=True)
+        except pydantic.ValidationError as refused:
+            first = refused.errors(include_url=False, include_input=False)[0]
+            name = str(first["loc"][0]) if first["loc"] else "arguments"
+            raise InvalidArguments(self.kind, name, str(first["msg"])) from None
+        return {name: getattr(model, name) for name in type(model).model_fields}
+
+
+def _culprit(refused: TypeError, kwargs: Mapping[str, object], parameters: Sequence[inspect.Parameter]) -> str:
+    """The argument a failed call is about, from Python's own sentence."""
+    names = {parameter.name for parameter in parameters}
+    for name in kwargs:
+        if name not in names:
+            return name
+    for parameter in parameters:
+        if f"'{parameter.name}'" in str(refused):
+            return parameter.name
+    return "arguments"
+
+
+def packed_freely(kind: str, arguments: Mapping[str, object]) -> str:
+    """The canonical text for a kind whose code is not here; checked as JSON, not against a signature."""
+    for name, value in arguments.items():
+        try:
+            check(value, name)
+        except Unfit as unfit:
+            raise InvalidArguments(kind, name, str(unfit)) from None
+    text = canonical(dict(arguments))
+    if (size := len(text.encode())) > MAX_BYTES:
+        raise InvalidArguments(kind, "arguments", f"they take {size} bytes, more than {MAX_BYTES}")
+    return text
+
+
+def result_text(value: object) -> tuple[str, str | None]:
+    """
+    A handler's return value as JSON text, and a warning when it had to be replaced by a marker.
+
+    Never raises: the effect has happened, and what it returned must not undo that.
+    """
+    try:
+        text = canonical(value)
+    except (Unfit, RecursionError) as unfit:
+        problem = f"the return value is not stored: {unfit}"
+    else:
+        if len(text.encode()) <= MAX_BYTES:
+            return text, None
+        problem = f"the return value is not stored: it takes more than {MAX_BYTES} bytes"
+    return canonical({"durable": "not stored", "why": clean_text(problem, 500)}), problem
+
+
+def clean_text(text: str, longest: int = 8192) -> str:
+    """Error text that any column, log and terminal can take: no NUL or control characters, bounded."""
+    cleaned = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text[: longest * 2])
+    return cleaned if len(cleaned) <= longest else cleaned[: longest - 1] + "…"

@@ -1,0 +1,5 @@
+"""The one door to Celery. `install(app)` is all a host calls."""
+
+from durable_core.celery_binding.install import Durable, install, installed
+
+__all__ = ["Durable", "install", "installed"]

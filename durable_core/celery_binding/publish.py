@@ -1,0 +1,199 @@
+"""
+Hints on their way to the broker, which may be down, slow or frozen: no caller waits for it, no hook raises.
+
+What is not published is no loss: `durable.dispatch` finds the row.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from celery import Celery
+from kombu import Connection, Queue
+from kombu.utils.uuid import uuid
+
+from durable_core.wakes import Hint
+
+log = logging.getLogger("durable.wake")
+
+QUEUE_PREFIX = "durable."
+"""The Redis queue behind `queue="mail"` is `durable.mail`: never shared with other tasks."""
+
+MOST_WAITING = 10_000
+"""Hints that wait in memory for the publishing thread; more are dropped and counted."""
+
+SOCKET_SECONDS = 2.0
+"""A publish or a connect that takes longer is given up; kombu's own default is to wait for ever."""
+
+BREAKER_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0)
+"""After each failure in a row nothing is tried for so long; hints of that time are left to dispatch."""
+
+
+def broker_queue(name: str) -> Queue:
+    """
+    The broker's queue of a durable queue, on the default exchange.
+
+    A named exchange would keep its bindings in Redis, where FLUSHALL takes them away under
+    live workers; the default exchange needs none.
+    """
+    full = f"{QUEUE_PREFIX}{name}"
+    return Queue(full, routing_key=full, durable=True)
+
+
+class _Line:
+    """One bounded connection to the broker, opened when needed and dropped after an error."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._connection: Connection | None = None
+
+    def open(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._app.connection_for_write(
+                connect_timeout=SOCKET_SECONDS,
+                transport_options={
+                    "socket_timeout": SOCKET_SECONDS,
+                    "socket_connect_timeout": SOCKET_SECONDS,
+                    "retry_on_timeout": False,
+                    "max_retries": 0,
+                },
+            )
+        return self._connection
+
+    def drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.release()
+            except Exception:
+                log.debug("broker_connection_close_failed", exc_info=True)
+
+    def publish(self, hints: Iterable[Hint]) -> int:
+        count = 0
+        app: Any = self._app
+        with app.amqp.Producer(self.open(), auto_declare=False) as producer:
+            for hint in hints:
+                app.send_task(
+                    hint.kind,
+                    kwargs={"id": hint.id},
+                    # The first hint of a row goes by the row's id, so that Flower's search finds it.
+                    task_id=hint.id if hint.first else uuid(),
+                    queue=broker_queue(hint.queue),
+                    priority=hint.priority,
+                    kwargsrepr=repr({"kind": hint.kind, "id": hint.id, "attempt": hint.attempt}),
+                    argsrepr="()",
+                    producer=producer,
+                    retry=False,
+                    ignore_result=True,
+                    add_to_parent=False,
+                )
+                count += 1
+        return count
+
+    def depths(self, queues: Iterable[str]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        with self.open().channel() as channel:
+            for name in queues:
+                # Not passive: a passive declare of an empty Redis queue is a 404.
+                declared: Any = broker_queue(name)(channel).queue_declare(passive=False)
+                found[name] = int(declared.message_count)
+        return found
+
+
+class CeleryCarrier:
+    """Carries hints by Celery messages: a kind and an id, never a payload."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self.dropped = 0
+        self.failures = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._waiting: queue.Queue[Hint] = queue.Queue(MOST_WAITING)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._in_a_row = 0
+        self._closed_until = 0.0
+
+    def offer(self, hints: Iterable[Hint]) -> None:
+        """Queue hints for the publishing thread, which starts with the first, anew in a forked child."""
+        if self._pid != os.getpid():
+            self._begin()
+        if time.monotonic() < self._closed_until:
+            self.dropped += sum(1 for _ in hints)
+            return
+        for hint in hints:
+            try:
+                self._waiting.put_nowait(hint)
+            except queue.Full:
+                self.dropped += 1
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="durable-hints", daemon=True)
+                self._thread.start()
+
+    def publish(self, hints: Iterable[Hint]) -> int:
+        """Publish now, on the calling thread. Raises what the broker raises, within seconds."""
+        with self._own_line() as line:
+            return line.publish(hints)
+
+    def depths(self, queues: Iterable[str]) -> Mapping[str, int]:
+        with self._own_line() as line:
+            return line.depths(queues)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until the thread has published what waits, at most so long; for tests and short scripts."""
+        until = time.monotonic() + seconds
+        while self._waiting.unfinished_tasks and time.monotonic() < until:
+            time.sleep(0.005)
+        return not self._waiting.unfinished_tasks
+
+    @contextmanager
+    def _own_line(self) -> Iterator[_Line]:
+        """A line for one use: the calling thread's own, dropped at its end."""
+        line = _Line(self._app)
+        try:
+            yield line
+        finally:
+            line.drop()
+
+    def _run(self) -> None:
+        line = _Line(self._app)
+        while True:
+            hints = [self._waiting.get()]
+            while len(hints) < 500:
+                try:
+                    hints.append(self._waiting.get_nowait())
+                except queue.Empty:
+                    break
+            self._publish_or_open_breaker(line, hints)
+            for _ in hints:
+                self._waiting.task_done()
+
+    def _publish_or_open_breaker(self, line: _Line, hints: list[Hint]) -> None:
+        if time.monotonic() < self._closed_until:
+            self.dropped += len(hints)
+            return
+        try:
+            line.publish(hints)
+            self._in_a_row = 0
+        except Exception as error:
+            line.drop()
+            self.failures += 1
+            self.dropped += len(hints)
+            pause = BREAKER_SECONDS[min(self._in_a_row, len(BREAKER_SECONDS) - 1)]
+            self._in_a_row += 1
+            self._closed_until = time.monotonic() + pause
+            log.warning(
+                "wake_publish_failed",
+                extra={"hints": len(hints), "pause_s": pause, "error": f"{type(error).__name__}: {error}"[:200]},
+            )

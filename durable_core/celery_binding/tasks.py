@@ -1,0 +1,88 @@
+"""The Celery tasks: thin shells. The shell offers, the core decides, and no retry is ever Celery's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery.exceptions import Retry as CeleryRetry
+
+from durable_core.deliveries import attempt
+from durable_core.deliveries.attempt import Attempted, Outcome
+from durable_core.deliveries.declare import DeliveryKind
+from durable_core.deliveries.read import checked_id
+from durable_core.errors import DefinitionError, NotFound
+from durable_core.sweeps import Sweep, run_sweep
+
+if TYPE_CHECKING:
+    from durable_core.celery_binding.install import Durable
+
+HARD_LIMIT_GRACE = 10.0
+"""Seconds between the soft limit, an exception in the handler, and the hard one, which kills the child."""
+
+
+class DeliveryEnded(Exception):
+    """A delivery ended failed or dead: what Flower shows as FAILURE. The row has it already."""
+
+
+def is_ours(task: object) -> bool:
+    return getattr(task, "durable_kind", None) is not None
+
+
+def register_kind(durable: Durable, kind: DeliveryKind[..., Any]) -> None:
+    """
+    One task of the kind's name, with per-task options only.
+
+    Acknowledged early: the row recovers without the broker, and a late-acknowledged task in
+    flight when Redis restarts takes the worker's main process down (Celery 5.7).
+    """
+    app: Any = durable.app
+    if kind.name in app._tasks:
+        raise DefinitionError(f"kind {kind.name!r} is named like an existing Celery task; rename one of them.")
+
+    @app.task(  # type: ignore[untyped-decorator]  # Celery's stubs do not know per-task options of ours
+        name=kind.name, bind=True, acks_late=False, ignore_result=True, max_retries=0, serializer="json",
+        soft_time_limit=kind.timeout, time_limit=kind.timeout + HARD_LIMIT_GRACE, throws=(DeliveryEnded,),
+        durable_kind=kind.name, typing=False, shared=False,
+    )  # fmt: skip
+    def deliver(_task: Any, id: object = None, **_: object) -> str:
+        return _told(_attempted(durable, kind, id))
+
+
+def _attempted(durable: Durable, kind: DeliveryKind[..., Any], row_id: object) -> Attempted:
+    try:
+        checked = checked_id(row_id if isinstance(row_id, str) else "")
+    except NotFound:
+        return Attempted(Outcome.NOTHING_TO_DO, "", kind.name)
+    return attempt.perform(durable.worker, kind, checked)
+
+
+def _told(attempted: Attempted) -> str:
+    """
+    How Celery and Flower hear of it: a result text, RETRY, or FAILURE.
+
+    Retry is raised, not called: `task.retry()` would publish a message with an ETA, and
+    the row holds its due time already.
+    """
+    match attempted.outcome:
+        case Outcome.SENT | Outcome.NOTHING_TO_DO | Outcome.CLAIM_LOST:
+            return attempted.outcome.value
+        case Outcome.FAILED | Outcome.DEAD:
+            raise DeliveryEnded(f"{attempted.outcome.value}: {attempted.error_code}: {attempted.error_message}")
+        case Outcome.RETRY | Outcome.INTERRUPTED | Outcome.UNKNOWN:
+            said = f"{attempted.outcome.value} (attempt {attempted.attempt} of {attempted.max_attempts})"
+            raise CeleryRetry(f"{said}: {attempted.error_code}: {attempted.error_message}", when=attempted.due_at)
+
+
+def register_sweep(durable: Durable, sweep: Sweep) -> None:
+    """One task `durable.<sweep>`. Any number may run at once; a repeat within half an interval returns at once."""
+
+    app: Any = durable.app
+
+    @app.task(  # type: ignore[untyped-decorator]  # Celery's stubs do not know per-task options of ours
+        name=sweep.task, acks_late=False, ignore_result=True, max_retries=0, serializer="json",
+        typing=False, shared=False,
+    )  # fmt: skip
+    def run(**_: object) -> dict[str, object]:
+        return run_sweep(
+            durable.database, sweep, durable.settings.bounds(), interval=durable.settings.interval(sweep.name)
+        )

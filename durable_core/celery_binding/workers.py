@@ -1,0 +1,88 @@
+"""What a worker does at its start, in its children, and for messages it does not know. No more."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from celery import signals
+
+from durable_core import kinds
+from durable_core.celery_binding.publish import broker_queue
+from durable_core.claims.claim import OWNER_VARIABLE
+from durable_core.database.migrate import check
+from durable_core.deliveries.attempt import wait_for_handler
+from durable_core.deliveries.read import checked_id
+from durable_core.errors import DurableError, NotFound
+from durable_core.sweeps import CONTROL_QUEUE
+
+if TYPE_CHECKING:
+    from durable_core.celery_binding.install import Durable
+
+log = logging.getLogger("durable.worker")
+
+
+def connect(durable: Durable) -> None:
+    """Connect this app's worker signals, once; a process may hold several apps, so each asks whether it is meant."""
+    app = durable.app
+
+    def draw_owner(instance: Any = None, **_: Any) -> None:
+        if instance is None or instance.app is app:
+            # The parent draws it and its children inherit it, spawned ones through the environment.
+            os.environ[OWNER_VARIABLE] = secrets.token_hex(8)
+
+    def consume_ours(instance: Any = None, **_: Any) -> None:
+        """Without -Q, also read the sweeps' queue and those of the kinds declared here."""
+        if instance is None or instance.app is not app:
+            return
+        queues = app.amqp.queues
+        if getattr(queues, "_consume_from", None) is not None:
+            return  # -Q names the queues; the operator decided
+        names = {kind.queue for kind in kinds.deliveries}
+        for queue in (broker_queue(name) for name in sorted(names)):
+            queues.select_add(queue)
+        queues.select_add(broker_queue(CONTROL_QUEUE.removeprefix("durable.")))
+
+    def refuse_wrong_schema(sender: Any = None, **_: Any) -> None:
+        if getattr(sender, "app", app) is not app:
+            return
+        try:
+            durable.check_names()
+            with durable.database.engine.connect() as connection:
+                check(connection)
+        except DurableError as error:
+            raise SystemExit(f"durable: {error}") from None
+        except Exception as error:
+            # A database that is away says nothing about its schema, and workers must outlive such a time.
+            log.warning("schema_not_checked", extra={"error": f"{type(error).__name__}: {error}"[:300]})
+
+    def in_a_child(**_: Any) -> None:
+        durable.after_fork()
+
+    def stop_beating(**_: Any) -> None:
+        worker = durable.__dict__.get("_worker")
+        if worker is not None and worker[0] == os.getpid():
+            worker[1].heartbeat.stop()
+
+    def remark_unknown(message: Any = None, name: str | None = None, **_: Any) -> None:
+        """A hint of a kind that this worker does not know: say so on the row, for people."""
+        try:
+            row_id = message.payload[1].get("id")
+            wait_for_handler(durable.database, str(name), checked_id(row_id))
+        except NotFound:
+            return
+        except Exception:
+            log.warning("unknown_kind_not_remarked", extra={"kind": str(name)[:200]}, exc_info=True)
+
+    for signal, receiver in (
+        (signals.celeryd_init, draw_owner),
+        (signals.celeryd_after_setup, consume_ours),
+        (signals.worker_init, refuse_wrong_schema),
+        (signals.worker_process_init, in_a_child),
+        (signals.worker_process_shutdown, stop_beating),
+        (signals.worker_shutdown, stop_beating),
+        (signals.task_unknown, remark_unknown),
+    ):
+        signal.connect(receiver, weak=False, dispatch_uid=f"durable-{id(app)}-{receiver.__name__}")

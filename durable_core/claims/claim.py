@@ -1,0 +1,183 @@
+"""
+The protocol that every contract shares: take, keep, lock, settle, release.
+
+Each contract's `attempt.sql` names these statements; this runs them. A claim is a row id
+and a fence. Expiry of the lease decides who may take; the fence decides who may write.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+from sqlalchemy import Connection
+
+from durable_core.database.connections import raw
+from durable_core.database.statements import Statement, Statements
+from durable_core.database.transactions import Row, Transaction, run
+from durable_core.errors import DefinitionError
+
+LOCK_TIMEOUT = "5s"
+"""How long a transaction of ours waits for a row lock before it lets go and tries again."""
+
+OWNER_VARIABLE = "DURABLE_OWNER"
+"""Environment variable by which a worker's parent hands its nonce to its children, spawned ones included."""
+
+
+@lru_cache(maxsize=1)
+def _drawn() -> str:
+    return secrets.token_hex(8)
+
+
+def owner_nonce() -> str:
+    """The nonce of this worker: its parent's if it drew one, else one of this process."""
+    return os.environ.get(OWNER_VARIABLE) or _drawn()
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who claims, and for how long at a time. Lease 30 s, heartbeat 8 s: design, section 7."""
+
+    owner: str = field(default_factory=owner_nonce)
+    pid: int = field(default_factory=os.getpid)
+    host: str = field(default_factory=socket.gethostname)
+    lease_seconds: float = 30.0
+    heartbeat_seconds: float = 8.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.heartbeat_seconds * 2 < self.lease_seconds):
+            raise DefinitionError(
+                f"durable_lease_seconds={self.lease_seconds:g} leaves no room for two heartbeats of "
+                f"{self.heartbeat_seconds:g} s; make the lease at least three times the heartbeat."
+            )
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """As the take statements name them."""
+        return {
+            "owner": self.owner,
+            "owner_pid": self.pid,
+            "owner_host": self.host,
+            "lease_seconds": self.lease_seconds,
+        }
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Leave to act on one row, until its fence is raised or settled. `attempt` is the go at its budget, from 1."""
+
+    id: str
+    kind: str
+    fence: int
+    attempt: int
+    max_attempts: int
+    interruptions: int
+    deadline_at: datetime
+    arguments: str
+    taken_at: float
+    """`time.monotonic()` before the claim was sent: the database cannot have stamped it earlier."""
+
+    @staticmethod
+    def of(row: Row, taken_at: float) -> Claim:
+        return Claim(
+            id=str(row["id"]),
+            kind=row["kind"],
+            fence=row["fence"],
+            attempt=row["attempt"],
+            max_attempts=row["max_attempts"],
+            interruptions=row["interruptions"],
+            deadline_at=row["deadline_at"],
+            arguments=row["arguments"],
+            taken_at=taken_at,
+        )
+
+    @property
+    def naming(self) -> dict[str, object]:
+        """The parameters that every write of this claim's owner names."""
+        return {"id": self.id, "fence": self.fence}
+
+
+def take(tx: Transaction, statement: Statement, holder: Holder, **parameters: object) -> list[Claim]:
+    """Claim rows by a `take` statement; none when somebody else was faster, or nothing is due."""
+    before = time.monotonic()
+    rows = run(tx, statement, **holder.parameters, **parameters)
+    return [Claim.of(row, before) for row in rows]
+
+
+@dataclass(frozen=True)
+class Locked:
+    """The row, locked on its fence in an open transaction: nobody else can take it before that ends."""
+
+    was_reaped: bool
+    """The lease had lapsed and the row went back to pending, but nobody took it: a late report."""
+    xid: str
+    lock_timeout_was: str
+
+
+def lock(connection: Connection, statements: Statements, claim: Claim) -> Locked | None:
+    """
+    BEGIN, bound the wait, lock the row on its fence: one flush, its answer read before anything else is sent.
+
+    None means the claim is lost, and nothing may be written. The transaction stays open
+    either way; its owner ends it.
+    """
+    connection.begin()
+    driver = raw(connection)
+    with driver.pipeline():
+        bound = _sent(driver, statements.bound, {"lock_timeout": LOCK_TIMEOUT})
+        locked = _sent(driver, statements.lock, claim.naming)
+        was = bound.fetchone()
+        row = locked.fetchone()
+    if row is None or was is None:
+        return None
+    return Locked(
+        was_reaped=row["state"] == "pending" and row["error_code"] == "CLAIM_EXPIRED",
+        xid=row["xid"],
+        lock_timeout_was=was["was"],
+    )
+
+
+def settle(
+    connection: Connection,
+    statements: Statements,
+    claim: Claim,
+    locked: Locked,
+    receipt: Mapping[str, object],
+) -> None:
+    """Write the receipt in the locked transaction. Raises DivisionByZero, ending it, if the claim does not hold."""
+    _sent(raw(connection), statements.settle, _settling(claim, locked, receipt))
+
+
+def settle_and_commit(
+    connection: Connection,
+    statements: Statements,
+    claim: Claim,
+    locked: Locked,
+    receipt: Mapping[str, object],
+) -> None:
+    """The same and COMMIT in one flush: the statement ends the transaction itself when the claim does not hold."""
+    driver = raw(connection)
+    with driver.pipeline():
+        _sent(driver, statements.settle, _settling(claim, locked, receipt))
+        driver.commit()
+
+
+def _settling(claim: Claim, locked: Locked, receipt: Mapping[str, object]) -> dict[str, object]:
+    return {**claim.naming, "xid": locked.xid, "was_reaped": int(locked.was_reaped), **receipt}
+
+
+def _sent(
+    driver: psycopg.Connection[Any], statement: Statement, parameters: Mapping[str, object]
+) -> psycopg.Cursor[dict[str, Any]]:
+    cursor = driver.cursor(row_factory=dict_row)
+    cursor.execute(statement.driver, parameters)
+    return cursor

@@ -1,0 +1,199 @@
+"""What user code gets of the attempt's transaction: a session it may work in and may not end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import psycopg
+from psycopg.errors import DivisionByZero
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from durable_core.claims import claim as protocol
+from durable_core.claims.claim import Claim, Locked
+from durable_core.database.commits import CommitUnknown, answer_lost
+from durable_core.database.connections import Database, raw
+from durable_core.database.statements import Statements
+from durable_core.database.transactions import run_raw
+from durable_core.errors import ClaimLost, EffectEscaped, StepTransactionOwned
+
+Effect = Callable[[Session], object]
+"""Written inside the commit. Must be re-runnable: a commit that is tried again runs it again."""
+
+
+class _Guarded:
+    """Mixed into the host's Session class: the calls that would end the attempt's transaction raise."""
+
+    def commit(self) -> NoReturn:
+        raise StepTransactionOwned("commit")
+
+    def rollback(self) -> NoReturn:
+        raise StepTransactionOwned("rollback")
+
+    def close(self) -> NoReturn:
+        raise StepTransactionOwned("close")
+
+    def reset(self) -> NoReturn:
+        raise StepTransactionOwned("reset")
+
+    def invalidate(self) -> NoReturn:
+        raise StepTransactionOwned("invalidate")
+
+    def prepare(self) -> NoReturn:
+        raise StepTransactionOwned("prepare")
+
+
+_guarded_classes: dict[type[Session], type[Session]] = {}
+
+
+def _guarded(base: type[Session]) -> type[Session]:
+    if base not in _guarded_classes:
+        _guarded_classes[base] = type("StepSession", (_Guarded, base), {})
+    return _guarded_classes[base]
+
+
+class StepTransaction:
+    """
+    The one transaction in which an attempt's effects and its receipt commit: all of it or none of it.
+
+    It opens when it is first needed, by locking the row on its fence; a claim that is
+    lost by then raises ClaimLost and nothing can be written. From there on nobody can
+    take the row, however long it lasts.
+    """
+
+    def __init__(self, database: Database, statements: Statements, claim: Claim) -> None:
+        self._database, self._statements, self._claim = database, statements, claim
+        self._connection: Connection | None = None
+        self._locked: Locked | None = None
+        self._session: Session | None = None
+
+    @property
+    def used(self) -> bool:
+        """Whether user code was given the session: then its work goes with the transaction, and cannot be replayed."""
+        return self._session is not None
+
+    @property
+    def broken(self) -> bool:
+        """Whether the database has ended or aborted the transaction."""
+        if self._connection is None:
+            return False
+        if self._connection.invalidated or self._connection.closed:
+            return True
+        driver = raw(self._connection)
+        return driver.closed or driver.info.transaction_status in (
+            TransactionStatus.INERROR, TransactionStatus.UNKNOWN,
+        )  # fmt: skip
+
+    def session(self) -> Session:
+        """The session for user code, under the host's own class and time-outs. Raises ClaimLost."""
+        if self._session is None:
+            connection, locked = self._open()
+            # Our bound on lock waits was for our own statement; user code waits as its host decided.
+            run_raw(raw(connection), self._statements.unbound, {"was": locked.lock_timeout_was})
+            maker = self._database.sessions
+            options: dict[str, Any] = {
+                **maker.kw,
+                "bind": connection,
+                "join_transaction_mode": "control_fully",
+            }
+            for competing in ("binds", "twophase", "autobegin"):
+                options.pop(competing, None)
+            self._session = _guarded(maker.class_)(**options)
+        return self._session
+
+    def commit(self, receipt: Mapping[str, object], effects: tuple[Effect, ...]) -> None:
+        """
+        Write the effects and the receipt and COMMIT.
+
+        Raises ClaimLost with nothing written, CommitUnknown when the answer to COMMIT was
+        lost, EffectEscaped when the handler ended the transaction itself, and whatever an
+        effect raises.
+        """
+        connection, locked = self._open()
+        for effect in effects:
+            effect(self.session())
+        driver = raw(connection)
+        try:
+            if self._session is None:
+                try:
+                    protocol.settle_and_commit(connection, self._statements, self._claim, locked, receipt)
+                except Exception as error:
+                    if answer_lost(error, driver):
+                        raise CommitUnknown from error
+                    raise
+                return
+            # The receipt's answer is read before COMMIT is sent: SQLAlchemy's own commit events
+            # run in between, and what they write must be inside the fence as well.
+            self._session.flush()
+            protocol.settle(connection, self._statements, self._claim, locked, receipt)
+            try:
+                Session.commit(self._session)
+            except Exception as error:
+                if answer_lost(error, driver):
+                    raise CommitUnknown from error
+                raise
+        except DivisionByZero as unsettled:
+            if self._session is not None:
+                raise EffectEscaped(self._claim.id) from unsettled
+            raise ClaimLost(self._claim.id, self._claim.fence, None) from unsettled
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """End the transaction without committing what is uncommitted, and give the connection back."""
+        session, self._session = self._session, None
+        connection, self._connection = self._connection, None
+        self._locked = None
+        try:
+            if session is not None:
+                Session.close(session)
+        finally:
+            if connection is not None:
+                _end(connection)
+
+    def _open(self) -> tuple[Connection, Locked]:
+        if self._connection is not None and self._locked is not None:
+            return self._connection, self._locked
+        connection = self._database.connect()
+        try:
+            locked = protocol.lock(connection, self._statements, self._claim)
+            if locked is None:
+                raise ClaimLost(self._claim.id, self._claim.fence, _current_fence(connection, self))
+        except BaseException:
+            _end(connection)
+            raise
+        self._connection, self._locked = connection, locked
+        return connection, locked
+
+    def _statement_row(self, connection: Connection) -> Mapping[str, Any] | None:
+        rows = run_raw(
+            raw(connection),
+            self._statements.resolve,
+            {"id": self._claim.id, "lock_timeout": protocol.LOCK_TIMEOUT},
+        )
+        return rows[0] if rows else None
+
+
+def _current_fence(connection: Connection, step: StepTransaction) -> int | None:
+    """The fence that refused us, for the sentence; None when the row is gone or locked."""
+    try:
+        row = step._statement_row(connection)
+    except psycopg.Error:
+        return None
+    return None if row is None else int(row["fence"])
+
+
+def _end(connection: Connection) -> None:
+    """Roll back and give back; a connection that cannot even do that is thrown away."""
+    try:
+        driver = raw(connection)
+        if not driver.closed:
+            driver.rollback()
+        connection.rollback()
+    except (psycopg.Error, DBAPIError):
+        connection.invalidate()
+    finally:
+        connection.close()

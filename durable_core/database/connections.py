@@ -1,0 +1,97 @@
+"""Our own connections: made by the host's engine, used in short transactions whose isolation is READ COMMITTED."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import psycopg
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from durable_core.errors import DefinitionError
+
+_SESSION_DEFAULT = "durable_session_default_isolation"
+
+
+class Database:
+    """
+    Where the durable rows live, as the host configured it: an engine, and the maker of its sessions.
+
+    The engine must speak psycopg 3, for the commit of a step sends several statements in
+    one flush. Its pool, its events and its connect arguments are used as they are.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | None = None,
+        *,
+        sessions: sessionmaker[Session] | Callable[[], Any] | None = None,
+    ) -> None:
+        maker = sessions if isinstance(sessions, sessionmaker) else None
+        bind = maker.kw.get("bind") if maker is not None else None
+        engine = engine or (bind if isinstance(bind, Engine) else None)
+        if engine is None:
+            raise DefinitionError(
+                "set durable_engine to a SQLAlchemy Engine, or durable_sessionmaker to a sessionmaker bound to one."
+            )
+        if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
+            raise DefinitionError(
+                f"the engine speaks {engine.dialect.name}+{engine.dialect.driver}; "
+                "durable work needs postgresql+psycopg (psycopg 3)."
+            )
+        self.engine = engine
+        self.sessions: sessionmaker[Session] = maker if maker is not None else sessionmaker(engine)
+
+    @contextmanager
+    def autocommit(self) -> Iterator[Connection]:
+        """
+        A connection on which each statement is its own READ COMMITTED transaction; for claims and sweeps.
+
+        Where the session's default is another level, a lone statement would run at that
+        level and meet 40001: there each use runs in one explicit READ COMMITTED transaction.
+        """
+        with self.engine.connect() as connection:
+            if _default_isolation(connection) == "read committed":
+                connection.execution_options(isolation_level="AUTOCOMMIT")
+                yield connection
+            else:
+                connection.execution_options(isolation_level="READ COMMITTED")
+                with connection.begin():
+                    yield connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """One explicit READ COMMITTED transaction, committed at the end, rolled back by an exception."""
+        with self.connect() as connection, connection.begin():
+            yield connection
+
+    def connect(self) -> Connection:
+        """A connection whose transactions are READ COMMITTED, whatever the host's default; the caller closes it."""
+        return self.engine.connect().execution_options(isolation_level="READ COMMITTED")
+
+    def detached(self) -> Connection:
+        """An autocommitting connection of its own, outside the host's pool; the caller closes it."""
+        connection = self.engine.connect()
+        connection.detach()
+        return connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    def forget_connections(self) -> None:
+        """In a forked child: drop the parent's sockets without closing them."""
+        self.engine.dispose(close=False)
+
+
+def raw(connection: Connection) -> psycopg.Connection[Any]:
+    """The psycopg connection under a SQLAlchemy one."""
+    return cast("psycopg.Connection[Any]", connection.connection.driver_connection)
+
+
+def _default_isolation(connection: Connection) -> str:
+    """The session's default isolation level, asked once per database connection."""
+    level = connection.info.get(_SESSION_DEFAULT)
+    if level is None:
+        level = connection.scalar(text("select current_setting('default_transaction_isolation')"))
+        connection.rollback()
+        connection.info[_SESSION_DEFAULT] = level
+    return str(level)

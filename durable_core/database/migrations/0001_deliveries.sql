@@ -1,0 +1,124 @@
+-- Schema `durable`: the clock, the loops, the journal and the deliveries.
+-- Locks nothing of the host's; every object is new.
+
+create schema if not exists durable;
+
+-- The database's clock decides everything: never now(), which is the start of the transaction.
+-- To find rows, compare with (select durable.durable_now()), so that an index condition can use it.
+create function durable.durable_now() returns timestamptz
+    language sql volatile parallel safe
+    as $$ select pg_catalog.clock_timestamp() $$;
+
+comment on function durable.durable_now() is
+    'The clock of all durable work. A test database replaces it; a runtime role, which does not own it, cannot.';
+
+create table durable.loops (
+    name        text        primary key,
+    began_at    timestamptz not null,
+    ended_at    timestamptz,
+    moved       bigint,
+    error       text,
+    host        text,
+    hold_until  timestamptz
+);
+
+comment on table durable.loops is 'When each sweep last began and ended, what it moved, what went wrong.';
+comment on column durable.loops.hold_until is
+    'After an outage: nothing is taken from its owner before this instant, so that live workers can beat first.';
+
+create table durable.journal (
+    row_id       uuid        not null,
+    seq          bigint      not null,
+    contract     text        not null,
+    move         text        not null,
+    from_state   text,
+    to_state     text,
+    fence        bigint      not null,
+    attempt      integer,
+    owner        text,
+    by_whom      text,
+    reason       text,
+    facts        jsonb,
+    lease_before timestamptz,
+    at           timestamptz not null default pg_catalog.clock_timestamp(),
+    xid          xid8        not null default pg_catalog.pg_current_xact_id(),
+    primary key (row_id, seq)
+);
+
+comment on table durable.journal is
+    'Every move but the happy path (claim, sent). Append only: no UPDATE, no TRUNCATE, no DELETE while the row lives.';
+
+create table durable.deliveries (
+    id                uuid        primary key,
+    kind              text        not null constraint kind_has_a_name check (length(kind) between 1 and 200),
+    queue             text        not null constraint queue_has_a_name check (length(queue) between 1 and 100),
+    priority          smallint    not null constraint priority_0_is_most_urgent check (priority between 0 and 9),
+    key               text        constraint key_fits_an_index check (octet_length(key) between 1 and 1000),
+    arguments         jsonb       not null constraint arguments_by_name check (jsonb_typeof(arguments) = 'object'),
+    digest            text        not null constraint digest_is_sha256 check (digest ~ '^[0-9a-f]{64}$'),
+    state             text        not null default 'pending',
+    due_at            timestamptz not null constraint due_before_year_9000 check (due_at < '9000-01-01'),
+    hint_at           timestamptz not null,
+    fence             bigint      not null default 0 constraint fence_counts_up check (fence >= 0),
+    settled_fence     bigint      not null default 0,
+    attempts          integer     not null default 0,
+    interruptions     integer     not null default 0,
+    shutdowns         integer     not null default 0,
+    snoozes           integer     not null default 0,
+    max_attempts      integer     not null constraint at_least_one_attempt check (max_attempts >= 1),
+    max_interruptions integer     not null constraint interruptions_budget check (max_interruptions >= 0),
+    owner             text,
+    owner_pid         integer,
+    owner_host        text,
+    claimed_at        timestamptz,
+    beat_at           timestamptz,
+    lease_expires_at  timestamptz,
+    deadline_at       timestamptz,
+    waiting_for       text        constraint waits_for_something_known check (waiting_for in ('handler')),
+    held_reason       text,
+    error_code        text,
+    error_message     text,
+    result            jsonb,
+    created_at        timestamptz not null,
+    finished_at       timestamptz,
+    constraint state_is_known check (
+        state in ('pending', 'processing', 'sent', 'failed', 'dead', 'canceled', 'expired')),
+    constraint settled_fence_was_held check (settled_fence <= fence),
+    constraint owned_exactly_while_processing check (
+        (state = 'processing') = (owner is not null)
+        and (state = 'processing') = (lease_expires_at is not null)
+        and (state = 'processing') = (deadline_at is not null)),
+    constraint finished_exactly_when_terminal check (
+        (state in ('sent', 'failed', 'dead', 'canceled', 'expired')) = (finished_at is not null)),
+    constraint counters_add_up check (
+        least(attempts, interruptions, shutdowns, snoozes) >= 0
+        and attempts >= interruptions + shutdowns + snoozes)
+) with (
+    -- Half of each page stays free, so that a heartbeat, which writes no indexed column,
+    -- finds room beside the old version of the row (a HOT update) and no index grows.
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 1000
+);
+
+comment on column durable.deliveries.fence is
+    'Grows at every claim and every operator move that takes work away; the number each write of an owner must name.';
+comment on column durable.deliveries.settled_fence is
+    'The fence of the last claim that reported. A report needs fence = its own and settled_fence < its own.';
+comment on column durable.deliveries.hint_at is
+    'When it became due or was last hinted, whichever is later: dispatch serves the longest unhinted first.';
+comment on column durable.deliveries.waiting_for is
+    'A remark for people: a worker that got the hint does not know the kind. Stops neither dispatch nor claims.';
+
+-- One row per (kind, key) while the row is kept: retention is the window of de-duplication.
+create unique index deliveries_key on durable.deliveries (kind, key) where key is not null;
+-- Claims by queue, the most overdue first; and the age of the oldest due row.
+create index deliveries_due on durable.deliveries (queue, due_at, created_at) where state = 'pending';
+-- Dispatch: due and longest unhinted first.
+create index deliveries_hint on durable.deliveries (queue, hint_at) where state = 'pending';
+-- Reap: few rows at any time; the lease is a filter, for no index may cover what a heartbeat writes.
+create index deliveries_processing on durable.deliveries (id) where state = 'processing';
+-- Prune.
+create index deliveries_finished on durable.deliveries (finished_at) where state in ('sent', 'canceled', 'expired');
+-- What a person must look at.
+create index deliveries_dead on durable.deliveries (finished_at) where state in ('dead', 'failed');

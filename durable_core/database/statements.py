@@ -1,0 +1,103 @@
+"""
+Named statements from the `.sql` file beside their act.
+
+A file names its statements with `-- name: take`; `:parameters` are bound, `durable.` is
+the schema. Nobody writes SQL elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from sqlalchemy import TextClause, text
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+
+from durable_core.errors import DefinitionError
+
+DEFAULT_SCHEMA = "durable"
+_SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,40}\Z")
+_QUALIFIER = re.compile(r"\bdurable\.(?=[a-z_])")
+_HEADER = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+
+_DIALECT = PGDialect_psycopg()  # type: ignore[no-untyped-call]  # SQLAlchemy types no dialect's constructor
+
+_schema = DEFAULT_SCHEMA
+
+
+def checked_schema(name: str) -> str:
+    """A schema name that needs no quoting anywhere. Raises DefinitionError."""
+    if not isinstance(name, str) or not _SCHEMA_NAME.match(name):
+        raise DefinitionError(
+            f"durable_schema {name!r}: use small letters, digits and '_', at most 41, not starting with a digit."
+        )
+    return name
+
+
+def use_schema(name: str) -> None:
+    """Name the schema of our tables for this process. One process works with one schema."""
+    global _schema
+    _schema = checked_schema(name)
+
+
+def current_schema() -> str:
+    return _schema
+
+
+def in_schema(sql: str, schema: str | None = None) -> str:
+    """The SQL with `durable.` replaced by the schema in use."""
+    return _QUALIFIER.sub(f'"{checked_schema(schema or _schema)}".', sql)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One named statement, for SQLAlchemy (`clause`) and for a bare psycopg connection (`driver`)."""
+
+    name: str
+    source: str
+
+    @property
+    def clause(self) -> TextClause:
+        return _clause(self.source, _schema)
+
+    @property
+    def driver(self) -> str:
+        return _driver(self.source, _schema)
+
+
+@lru_cache(maxsize=1024)
+def _clause(source: str, schema: str) -> TextClause:
+    return text(in_schema(source, schema))
+
+
+@lru_cache(maxsize=1024)
+def _driver(source: str, schema: str) -> str:
+    return str(_clause(source, schema).compile(dialect=_DIALECT))
+
+
+class Statements:
+    """The statements of one file, as attributes named as in the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        parts = _HEADER.split(path.read_text(encoding="utf-8"))
+        self._by_name = {
+            name: Statement(name, body.strip().rstrip(";")) for name, body in zip(parts[1::2], parts[2::2], strict=True)
+        }
+
+    def __getattr__(self, name: str) -> Statement:
+        try:
+            return self.__dict__["_by_name"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(f"{self.__dict__['path'].name} names no statement {name!r}") from None
+
+    def __iter__(self) -> Iterator[Statement]:
+        return iter(self._by_name.values())
+
+
+def beside(python_file: str) -> Statements:
+    """The statements of the `.sql` file with the same name as this `.py` file."""
+    return Statements(Path(python_file).with_suffix(".sql"))

@@ -1,0 +1,326 @@
+-- One attempt at a delivery, in the order of its life: take, keep, lock, settle; or fail, release.
+
+-- name: take
+-- before: pending, due, of this kind; not held back
+-- after:  processing under a fence one higher, leased to this owner, the attempt counted
+-- locks:  the row, skipping it when somebody has it; no row back means there was nothing to take
+with candidate as materialized (
+    select d.id
+    from durable.deliveries d
+    where d.id = cast(:id as uuid)
+      and d.kind = :kind
+      and d.state = 'pending'
+      and d.held_reason is null
+      and d.due_at <= (select durable.durable_now())
+    for no key update skip locked
+),
+clock as materialized (
+    select durable.durable_now() as now
+)
+update durable.deliveries d
+set state = 'processing',
+    fence = d.fence + 1,
+    attempts = d.attempts + 1,
+    max_attempts = :max_attempts,
+    max_interruptions = :max_interruptions,
+    owner = :owner,
+    owner_pid = :owner_pid,
+    owner_host = :owner_host,
+    claimed_at = clock.now,
+    beat_at = clock.now,
+    deadline_at = clock.now + make_interval(secs => :timeout_seconds),
+    lease_expires_at = clock.now + make_interval(secs => least(:lease_seconds, :timeout_seconds)),
+    waiting_for = null
+from candidate c, clock
+where d.id = c.id
+returning d.id, d.kind, d.fence, d.attempts, d.interruptions, d.max_attempts, d.deadline_at,
+    d.attempts - d.interruptions - d.shutdowns - d.snoozes as attempt,
+    cast(d.arguments as text) as arguments
+
+-- name: take_due
+-- before: pending and due in this queue, of a kind named in the terms
+-- after:  as take, the most overdue first, never more than asked for
+-- locks:  the rows taken, skipping what others hold
+with terms as materialized (
+    select t.*
+    from jsonb_to_recordset(cast(:terms as jsonb))
+        as t (kind text, timeout_seconds float8, max_attempts integer, max_interruptions integer)
+),
+candidate as materialized (
+    select d.id
+    from durable.deliveries d
+    where d.queue = :queue
+      and d.state = 'pending'
+      and d.held_reason is null
+      and d.due_at <= (select durable.durable_now())
+      and d.kind = any (array(select t.kind from terms t))
+    order by d.due_at, d.created_at
+    limit :limit
+    for no key update skip locked
+),
+clock as materialized (
+    select durable.durable_now() as now
+),
+taken as (
+    update durable.deliveries d
+    set state = 'processing',
+        fence = d.fence + 1,
+        attempts = d.attempts + 1,
+        max_attempts = t.max_attempts,
+        max_interruptions = t.max_interruptions,
+        owner = :owner,
+        owner_pid = :owner_pid,
+        owner_host = :owner_host,
+        claimed_at = clock.now,
+        beat_at = clock.now,
+        deadline_at = clock.now + make_interval(secs => t.timeout_seconds),
+        lease_expires_at = clock.now + make_interval(secs => least(:lease_seconds, t.timeout_seconds)),
+        waiting_for = null
+    from candidate c, clock, terms t
+    where d.id = c.id and t.kind = d.kind
+    returning d.id, d.kind, d.fence, d.attempts, d.interruptions, d.max_attempts, d.deadline_at, d.due_at, d.created_at,
+        d.attempts - d.interruptions - d.shutdowns - d.snoozes as attempt,
+        cast(d.arguments as text) as arguments
+)
+select t.* from taken t order by t.due_at, t.created_at
+
+-- name: keep
+-- before: processing under these fences, the deadline ahead
+-- after:  the lease runs anew, never past the deadline
+-- locks:  the rows, skipping those that are locked: their holder is this process's own step, or about to decide
+with held as materialized (
+    select h.id, h.fence
+    from unnest(cast(:ids as uuid[]), cast(:fences as bigint[])) as h (id, fence)
+),
+mine as materialized (
+    select d.id
+    from durable.deliveries d
+    join held h on h.id = d.id and h.fence = d.fence
+    where d.state = 'processing' and d.deadline_at > (select durable.durable_now())
+    order by d.id
+    for no key update of d skip locked
+),
+clock as materialized (
+    select durable.durable_now() as now
+),
+kept as (
+    update durable.deliveries d
+    set lease_expires_at = least(clock.now + make_interval(secs => :lease_seconds), d.deadline_at),
+        beat_at = clock.now
+    from mine m, clock
+    where d.id = m.id
+    returning d.id
+)
+select h.id, h.fence,
+    exists (select from kept k where k.id = h.id) as kept,
+    exists (
+        select from durable.deliveries d
+        where d.id = h.id and d.fence = h.fence and d.settled_fence < h.fence
+            and d.state in ('processing', 'pending')
+    ) as still_ours
+from held h
+
+-- name: bound
+-- before: a transaction of ours has just begun
+-- after:  no lock is waited for longer than this, until the transaction ends or `unbound` runs
+select current_setting('lock_timeout') as was, set_config('lock_timeout', :lock_timeout, true) as set
+
+-- name: unbound
+-- after:  the session's own bound again, for the time that user code has the transaction
+select set_config('lock_timeout', :was, true) as set
+
+-- name: lock
+-- before: processing, or pending after a reap, under this fence, unsettled
+-- after:  nobody else can take, reap or cancel it until this transaction ends
+-- locks:  the row, first of all in its transaction and outside any savepoint; no row back means the claim is lost
+select d.state, d.error_code, cast(pg_current_xact_id() as text) as xid
+from durable.deliveries d
+where d.id = cast(:id as uuid)
+  and d.fence = :fence
+  and d.settled_fence < :fence
+  and d.state in ('processing', 'pending')
+for no key update
+
+-- name: settle
+-- before: locked by `lock` in this very transaction
+-- after:  sent, with its result as the receipt; the interruption that a reap booked meanwhile is taken back
+-- locks:  the row, held already
+-- A division by zero ends the transaction when the row was not settled, so that this
+-- statement may travel in one flush with its COMMIT: an effect never commits without its receipt.
+with settled as (
+    update durable.deliveries d
+    set state = 'sent',
+        settled_fence = :fence,
+        interruptions = d.interruptions - cast(:was_reaped as integer),
+        result = cast(:result as jsonb),
+        error_code = null,
+        error_message = null,
+        owner = null,
+        lease_expires_at = null,
+        deadline_at = null,
+        finished_at = durable.durable_now()
+    where d.id = cast(:id as uuid)
+      and d.fence = :fence
+      and d.settled_fence < :fence
+      and d.state in ('processing', 'pending')
+      and cast(pg_current_xact_id() as text) = :xid
+    returning d.id, d.fence, d.attempts
+),
+journalled as (
+    insert into durable.journal (row_id, seq, contract, move, from_state, to_state, fence, attempt)
+    select s.id,
+        (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = s.id),
+        'delivery', 'settle late', 'pending', 'sent', s.fence, s.attempts
+    from settled s
+    where cast(:was_reaped as integer) = 1
+)
+select 1 / count(*) as settled from settled
+
+-- name: fail
+-- before: processing, or pending after a reap, under this fence, unsettled
+-- after:  pending and due later, or dead, or failed; the error kept; the claim settled
+-- locks:  the row, in a CTE before its state is judged; no row back means the claim was lost
+with bounds as materialized (
+    select set_config('lock_timeout', :lock_timeout, true) as set
+),
+locked as materialized (
+    select d.id, d.state, d.error_code, d.lease_expires_at
+    from bounds b, durable.deliveries d
+    where d.id = cast(:id as uuid)
+      and d.fence = :fence
+      and d.settled_fence < :fence
+      and d.state in ('processing', 'pending')
+    for no key update of d
+),
+clock as materialized (
+    select durable.durable_now() as now from (select count(*) from locked) as after_the_lock
+),
+failed as (
+    update durable.deliveries d
+    set state = :to_state,
+        settled_fence = :fence,
+        interruptions = d.interruptions
+            - case when l.state = 'pending' and l.error_code = 'CLAIM_EXPIRED' then 1 else 0 end,
+        due_at = case when :to_state = 'pending'
+            then clock.now + make_interval(secs => :delay_seconds) else d.due_at end,
+        hint_at = case when :to_state = 'pending'
+            then clock.now + make_interval(secs => :delay_seconds) else d.hint_at end,
+        finished_at = case when :to_state = 'pending' then null else clock.now end,
+        error_code = :error_code,
+        error_message = :error_message,
+        owner = null,
+        lease_expires_at = null,
+        deadline_at = null
+    from locked l, clock
+    where d.id = l.id
+    returning d.id, d.state, d.fence, d.attempts, d.owner_host, d.owner_pid, d.due_at,
+        l.state as from_state, l.lease_expires_at as lease_before
+),
+journalled as (
+    insert into durable.journal
+        (row_id, seq, contract, move, from_state, to_state, fence, attempt, owner, reason, facts, lease_before)
+    select f.id,
+        (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = f.id),
+        'delivery', case when f.from_state = 'pending' then 'fail late' else 'fail' end,
+        f.from_state, f.state, f.fence, f.attempts,
+        f.owner_host || ':' || f.owner_pid, cast(:error_code as text),
+        jsonb_build_object('error', cast(:error_message as text), 'due_at', f.due_at),
+        f.lease_before
+    from failed f
+)
+select f.state, f.due_at, f.fence from failed f
+
+-- name: release
+-- before: processing under this fence, unsettled
+-- after:  pending again, an interruption counted and no attempt of the budget; dead when the interruptions are spent
+-- locks:  the row, in a CTE before it is judged; no row back means somebody else has it, or it is settled
+with bounds as materialized (
+    select set_config('lock_timeout', :lock_timeout, true) as set
+),
+locked as materialized (
+    select d.id, d.interruptions, d.max_interruptions, d.lease_expires_at
+    from bounds b, durable.deliveries d
+    where d.id = cast(:id as uuid)
+      and d.fence = :fence
+      and d.settled_fence < :fence
+      and d.state = 'processing'
+    for no key update of d
+),
+clock as materialized (
+    select durable.durable_now() as now from (select count(*) from locked) as after_the_lock
+),
+released as (
+    update durable.deliveries d
+    set state = case when l.interruptions + 1 > l.max_interruptions then 'dead' else 'pending' end,
+        finished_at = case when l.interruptions + 1 > l.max_interruptions then clock.now end,
+        settled_fence = :fence,
+        interruptions = d.interruptions + 1,
+        due_at = clock.now + make_interval(secs => :delay_seconds),
+        hint_at = clock.now + make_interval(secs => :delay_seconds),
+        error_code = case when l.interruptions + 1 > l.max_interruptions then 'WORKER_LOST' else :error_code end,
+        error_message = :error_message,
+        owner = null,
+        lease_expires_at = null,
+        deadline_at = null
+    from locked l, clock
+    where d.id = l.id
+    returning d.id, d.state, d.fence, d.attempts, d.owner_host, d.owner_pid, d.due_at, d.error_code,
+        l.lease_expires_at as lease_before
+),
+journalled as (
+    insert into durable.journal
+        (row_id, seq, contract, move, from_state, to_state, fence, attempt, owner, reason, facts, lease_before)
+    select r.id,
+        (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = r.id),
+        'delivery', 'release', 'processing', r.state, r.fence, r.attempts,
+        r.owner_host || ':' || r.owner_pid, r.error_code,
+        jsonb_build_object('error', cast(:error_message as text), 'due_at', r.due_at),
+        r.lease_before
+    from released r
+)
+select r.state, r.due_at, r.fence from released r
+
+-- name: resolve
+-- before: a COMMIT whose answer was lost, or any doubt about who has the row
+-- after:  nothing changes; the answer waits until the doubtful transaction has ended
+-- locks:  the row, briefly: whoever still commits it is waited for, as long as the lock timeout allows
+with bounds as materialized (
+    select set_config('lock_timeout', :lock_timeout, true) as set
+)
+select d.fence, d.settled_fence, d.state, d.due_at, pg_is_in_recovery() as replica
+from bounds b, durable.deliveries d
+where d.id = cast(:id as uuid)
+for no key update of d
+
+-- name: remark_stale
+-- before: this fence was held once, and its report was refused
+-- after:  one journal line says what the refused owner had to report; the row is untouched
+-- locks:  the row, for the number of the line
+with locked as materialized (
+    select d.id, d.state, d.fence
+    from durable.deliveries d
+    where d.id = cast(:id as uuid) and d.fence >= :fence
+    for no key update
+)
+insert into durable.journal (row_id, seq, contract, move, from_state, to_state, fence, reason, facts)
+select l.id,
+    (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = l.id),
+    'delivery', 'refused', l.state, l.state, :fence, cast(:reason as text),
+    jsonb_build_object('reported', cast(:reported as text), 'current_fence', l.fence)
+from locked l
+
+-- name: wait_for_handler
+-- before: pending, hinted to a worker that does not know its kind
+-- after:  says so, for people; the row stays due, and the next claim clears it
+-- locks:  the row, skipping it when somebody has it
+with candidate as materialized (
+    select d.id
+    from durable.deliveries d
+    where d.id = cast(:id as uuid) and d.kind = :kind and d.state = 'pending' and d.waiting_for is null
+    for no key update skip locked
+)
+update durable.deliveries d
+set waiting_for = 'handler'
+from candidate c
+where d.id = c.id
+returning d.id

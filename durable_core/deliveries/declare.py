@@ -1,0 +1,247 @@
+"""Declaring a kind of delivery: its handler, its budget, and what the handler is given."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
+
+from sqlalchemy.orm import Session
+
+from durable_core import kinds
+from durable_core.arguments import Signature
+from durable_core.claims.claim import Claim
+from durable_core.claims.heartbeat import Held
+from durable_core.claims.session import Effect, StepTransaction
+from durable_core.database.transactions import Transaction
+from durable_core.deliveries.enqueue import New, Ref, enqueue_new
+from durable_core.deliveries.options import (
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_MAX_INTERRUPTIONS,
+    DEFAULT_PRIORITY,
+    DEFAULT_QUEUE,
+    LEAST_URGENT,
+    MOST_URGENT,
+    QUEUE_RULE,
+    Options,
+    Placement,
+    is_queue,
+)
+from durable_core.errors import DefinitionError
+from durable_core.kinds import Registry, checked_name
+from durable_core.retry import LONGEST_DELAY_SECONDS, Backoff
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Step:
+    """
+    One attempt, as its handler sees it.
+
+    `key` is the same over all attempts of this delivery, and no other delivery has it:
+    hand it to the other side of an external call, which may happen more than once.
+    """
+
+    def __init__(
+        self, claim: Claim, transaction: StepTransaction, held: Held, effects: list[Effect], deadline: float
+    ) -> None:
+        self._claim, self._transaction, self._held = claim, transaction, held
+        self._effects, self._deadline = effects, deadline
+
+    @property
+    def id(self) -> str:
+        """The delivery's id, a UUIDv7."""
+        return self._claim.id
+
+    @property
+    def kind(self) -> str:
+        return self._claim.kind
+
+    @property
+    def key(self) -> str:
+        """`kind:id`, to be handed to whatever an external call talks to."""
+        return f"{self._claim.kind}:{self._claim.id}"
+
+    @property
+    def attempt(self) -> int:
+        """Which go of the budget this is, from 1; a lost worker's go does not count."""
+        return self._claim.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        return self._claim.max_attempts
+
+    @property
+    def fence(self) -> int:
+        """The number under which this attempt may write; it grows with every claim."""
+        return self._claim.fence
+
+    @property
+    def deadline(self) -> datetime:
+        """When this attempt's time is over, by the database's clock, in UTC."""
+        return self._claim.deadline_at
+
+    @property
+    def cancelled(self) -> bool:
+        """
+        Whether going on is pointless: the claim is lost, or the time is over.
+
+        A courtesy to stop early. It may turn true a heartbeat late; what is written is
+        decided by the fence alone.
+        """
+        return self._held.lost.is_set() or time.monotonic() >= self._deadline
+
+    @property
+    def session(self) -> Session:
+        """
+        A session whose work commits together with the receipt, or not at all.
+
+        Opening it locks the row until the attempt ends, so open it last, after external
+        calls. Raises ClaimLost when somebody else has the row; then nothing was written.
+        """
+        return self._transaction.session()
+
+    def in_commit(self, effect: Effect) -> None:
+        """
+        Run `effect(session)` inside the commit, after the handler has returned.
+
+        The better form after an external call: the row is locked for the commit only, and a
+        commit that must be tried again runs `effect` again without repeating the call. So
+        `effect` must be re-runnable, and talk to nothing but its session.
+        """
+        self._effects.append(effect)
+
+
+class DeliveryKind(Generic[P, R]):
+    """A declared kind. Calling it runs the handler in place, as plain Python; `enqueue` makes it durable."""
+
+    def __init__(
+        self, name: str, handler: Callable[Concatenate[Step, P], R], *, queue: str, max_attempts: int,
+        max_interruptions: int, backoff: Backoff, timeout: float, priority: int,
+    ) -> None:  # fmt: skip
+        self.name = checked_name(name)
+        self.handler = handler
+        self.queue, self.priority = queue, priority
+        self.max_attempts, self.max_interruptions = max_attempts, max_interruptions
+        self.backoff, self.timeout = backoff, timeout
+        self.signature = Signature(name, handler)
+        self.__doc__ = handler.__doc__
+        self.__name__ = getattr(handler, "__name__", name)
+        self.__module__ = handler.__module__
+        if not is_queue(queue):
+            raise DefinitionError(f"kind {name!r}: {QUEUE_RULE}; got {queue!r}.")
+        if not MOST_URGENT <= priority <= LEAST_URGENT:
+            raise DefinitionError(f"kind {name!r}: a priority is 0 (most urgent) to 9; got {priority!r}.")
+        if max_attempts < 1 or max_interruptions < 0:
+            raise DefinitionError(f"kind {name!r}: max_attempts is at least 1, max_interruptions at least 0.")
+        if not 0 < timeout <= LONGEST_DELAY_SECONDS:
+            raise DefinitionError(f"kind {name!r}: a timeout is more than 0 seconds and at most a year.")
+
+    def __call__(self, step: Step, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.handler(step, *args, **kwargs)
+
+    def enqueue(self, tx: Transaction, *args: P.args, **kwargs: P.kwargs) -> Ref:
+        """
+        Write one delivery in the caller's transaction: it commits or vanishes with the caller's rows.
+
+        Never commits, and never waits for the broker. Raises InvalidArguments, with nothing
+        written and the transaction alive.
+        """
+        return self.options().enqueue(tx, *args, **kwargs)
+
+    def options(self, **options: Unpack[Options]) -> Prepared[P]:
+        """
+        The same kind with options for one delivery.
+
+        `key` names one intention, unique per kind while its row is kept; `countdown` (seconds
+        or timedelta) or `eta` (aware datetime) delays it; `queue` and `priority` (0 is most
+        urgent) override the kind's. Raises InvalidOption.
+        """
+        return Prepared(self, Placement.of(self.name, options))
+
+    def __repr__(self) -> str:
+        return f"<delivery {self.name}>"
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[P]):
+    """A kind with its options; what remains are the arguments."""
+
+    kind: DeliveryKind[P, Any]
+    placement: Placement
+
+    def enqueue(self, tx: Transaction, *args: P.args, **kwargs: P.kwargs) -> Ref:
+        """
+        As `DeliveryKind.enqueue`, with the options.
+
+        With a `key`: the same arguments give the first row back (`ref.created` is False);
+        other arguments raise IdempotencyConflict; a twin that another open transaction is
+        writing raises KeyInFlight after 50 ms at most. None of these writes anything or
+        ends the caller's transaction.
+        """
+        return enqueue_new(tx, self.new(*args, **kwargs))
+
+    def new(self, *args: P.args, **kwargs: P.kwargs) -> New:
+        """The row to be, for `enqueue_many`; nothing is written yet. Raises InvalidArguments."""
+        kind = self.kind
+        return New(
+            kind=kind.name,
+            queue=self.placement.queue or kind.queue,
+            priority=kind.priority if self.placement.priority is None else self.placement.priority,
+            placement=replace(self.placement, queue=None, priority=None),
+            arguments=kind.signature.pack(args, kwargs),
+            max_attempts=kind.max_attempts,
+            max_interruptions=kind.max_interruptions,
+        )
+
+
+registry: Registry[DeliveryKind[..., Any]] = kinds.deliveries
+"""The delivery kinds that this process knows."""
+
+
+def delivery(
+    name: str,
+    *,
+    queue: str = DEFAULT_QUEUE,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    max_interruptions: int = DEFAULT_MAX_INTERRUPTIONS,
+    backoff: Backoff | None = None,
+    timeout: float = 300.0,
+    priority: int = DEFAULT_PRIORITY,
+) -> Callable[[Callable[Concatenate[Step, P], R]], DeliveryKind[P, R]]:
+    """
+    Declare a kind of delivery: `handler(step, ...)` runs at least once per delivery, until it returns.
+
+    What it writes with `step.session` or `step.in_commit` happens exactly once; what it does
+    elsewhere may repeat, so it carries `step.key`. At most once is `max_attempts=1,
+    max_interruptions=0`: then a lost worker ends the delivery dead, outcome unknown.
+
+    `max_attempts` counts failures; `max_interruptions` lost workers; `timeout` is seconds for
+    one attempt. Raises DefinitionError when the declaration cannot work.
+    """
+
+    def declare(handler: Callable[Concatenate[Step, P], R]) -> DeliveryKind[P, R]:
+        kind = DeliveryKind(
+            name, handler, queue=queue, max_attempts=max_attempts, max_interruptions=max_interruptions,
+            backoff=backoff or Backoff(), timeout=timeout, priority=priority,
+        )  # fmt: skip
+        registry.add(kind)
+        return kind
+
+    return declare
+
+
+def terms(kinds: Iterable[DeliveryKind[..., Any]]) -> list[dict[str, object]]:
+    """What a claim writes on the row of each kind."""
+    return [
+        {
+            "kind": kind.name,
+            "timeout_seconds": kind.timeout,
+            "max_attempts": kind.max_attempts,
+            "max_interruptions": kind.max_interruptions,
+        }
+        for kind in kinds
+    ]

@@ -1,0 +1,237 @@
+"""Writing deliveries in the caller's own transaction. Nothing here commits, and nothing waits for a broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from uuid_utils.compat import uuid7
+
+from durable_core import kinds, wakes
+from durable_core.arguments import digest, packed_freely
+from durable_core.database.statements import beside
+from durable_core.database.transactions import (
+    LOCK_TIMEOUT,
+    Row,
+    Transaction,
+    checked,
+    run,
+    savepoint,
+    sqlstate,
+)
+from durable_core.deliveries.options import (
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_MAX_INTERRUPTIONS,
+    DEFAULT_PRIORITY,
+    DEFAULT_QUEUE,
+    Placement,
+)
+from durable_core.errors import IdempotencyConflict, KeyInFlight
+from durable_core.kinds import checked_name
+from durable_core.states import DeliveryState
+
+_statements = beside(__file__)
+
+KEY_WAIT = "50ms"
+"""How long an enqueue waits for another open transaction that is writing the same key; design, section 4."""
+
+BATCH = 1000
+"""Rows of `enqueue_many` in one statement; with 256 kB a row the text stays far below Postgres' 1 GB."""
+
+_TRIES_FOR_A_KEY = 3
+
+
+@dataclass(frozen=True)
+class Ref:
+    """
+    A delivery by its id. `created` is False when the key already named this row.
+
+    `state` is what this transaction saw; read it anew with `deliveries.get`.
+    """
+
+    id: str
+    kind: str
+    created: bool
+    state: DeliveryState = DeliveryState.PENDING
+
+
+@dataclass(frozen=True)
+class New:
+    """A row to be: checked, not yet written."""
+
+    kind: str
+    queue: str
+    priority: int
+    placement: Placement
+    arguments: str
+    max_attempts: int
+    max_interruptions: int
+
+    @property
+    def key(self) -> str | None:
+        return self.placement.key
+
+    def row(self, row_id: str) -> dict[str, object]:
+        return {
+            "id": row_id,
+            "kind": self.kind,
+            "queue": self.queue,
+            "priority": self.priority,
+            "key": self.key,
+            "arguments": json.loads(self.arguments),
+            "digest": digest(self.arguments),
+            "max_attempts": self.max_attempts,
+            "max_interruptions": self.max_interruptions,
+            "delay_seconds": self.placement.delay_seconds,
+            "eta": None if self.placement.eta is None else self.placement.eta.isoformat(),
+        }
+
+    def hint(self, row_id: str) -> wakes.Hint:
+        return wakes.Hint(self.kind, row_id, self.queue, self.priority)
+
+    @property
+    def due_now(self) -> bool:
+        return self.placement.delay_seconds == 0 and self.placement.eta is None
+
+
+def enqueue_new(tx: Transaction, new: New) -> Ref:
+    """Write one prepared row. See `Prepared.enqueue`."""
+    return _write(checked(tx), [new])[0]
+
+
+def enqueue_many(tx: Transaction, rows: Iterable[New]) -> list[Ref]:
+    """
+    Write many deliveries in the caller's transaction, in batches; the refs are in the order of `rows`.
+
+    `rows` are made with `kind.options(...).new(...)`, checked before anything is written to
+    the database if `rows` is a list. An iterator is consumed batch by batch, in bounded memory
+    but for the refs. Keys are met in sorted order within a batch, so that two callers do not deadlock.
+    Raises as `enqueue` does; a refusal in a later batch leaves the earlier ones in the transaction.
+    """
+    tx = checked(tx)
+    refs: list[Ref] = []
+    for batch in _batches(iter(rows)):
+        refs.extend(_write(tx, batch))
+    return refs
+
+
+def enqueue_by_name(tx: Transaction, kind: str, arguments: Mapping[str, object], **options: Any) -> Ref:
+    """
+    Write a delivery of a kind whose code is not in this process.
+
+    The arguments are checked as JSON only: the worker that has the handler checks them
+    against its signature. Where the kind is declared here, its own rules and defaults apply.
+    """
+    declared = kinds.deliveries.find(kind)
+    if declared is not None:
+        ref: Ref = declared.options(**options).enqueue(tx, **arguments)
+        return ref
+    tx = checked(tx)
+    name = checked_name(kind)
+    placement = Placement.of(name, options)
+    new = New(
+        kind=name,
+        queue=placement.queue or DEFAULT_QUEUE,
+        priority=DEFAULT_PRIORITY if placement.priority is None else placement.priority,
+        placement=placement,
+        arguments=packed_freely(name, arguments),
+        max_attempts=DEFAULT_MAX_ATTEMPTS,
+        max_interruptions=DEFAULT_MAX_INTERRUPTIONS,
+    )
+    return _write(tx, [new])[0]
+
+
+def _batches(rows: Iterator[New]) -> Iterator[list[New]]:
+    while batch := list(islice(rows, BATCH)):
+        yield batch
+
+
+def _write(tx: Transaction, news: list[New]) -> list[Ref]:
+    refs: dict[int, Ref] = {}
+    plain = [(index, new) for index, new in enumerate(news) if new.key is None]
+    if plain:
+        ids = {index: str(uuid7()) for index, _ in plain}
+        run(tx, _statements.insert, rows=json.dumps([new.row(ids[index]) for index, new in plain]))
+        refs.update((index, Ref(ids[index], new.kind, created=True)) for index, new in plain)
+    keyed = [(index, new) for index, new in enumerate(news) if new.key is not None]
+    if keyed:
+        refs.update(_write_keyed(tx, keyed))
+    hints = [
+        new.hint(refs[index].id)
+        for index, new in enumerate(news)
+        if refs[index].created and new.due_now
+    ]  # fmt: skip
+    if hints:
+        wakes.after_commit(tx, hints)
+    return [refs[index] for index in range(len(news))]
+
+
+def _write_keyed(tx: Transaction, keyed: list[tuple[int, New]]) -> dict[int, Ref]:
+    """
+    Insert what is new and read what was there, inside one savepoint.
+
+    The insert waits for a twin that is still uncommitted, so it runs under a lock timeout of
+    its own; and every refusal rolls back to the savepoint, so that it writes nothing and
+    leaves the caller's transaction as it was.
+    """
+    first: dict[tuple[str, str], New] = {}
+    for _, new in keyed:
+        twin = first.setdefault((new.kind, str(new.key)), new)
+        if twin.arguments != new.arguments:
+            raise IdempotencyConflict(new.kind, str(new.key), "of the same call")
+    ids = {name: str(uuid7()) for name in first}
+    rows = json.dumps([new.row(ids[name]) for name, new in first.items()])
+    try:
+        with savepoint(tx):
+            created, found = _insert_or_find(tx, first, ids, rows)
+    except Exception as error:
+        if sqlstate(error) == LOCK_TIMEOUT:
+            raise KeyInFlight(*_one_of(first)) from None
+        raise
+    refs: dict[int, Ref] = {}
+    fresh = set(created)
+    for index, new in keyed:
+        name = (new.kind, str(new.key))
+        if ids[name] in created:
+            refs[index] = Ref(ids[name], new.kind, created=ids[name] in fresh)
+            fresh.discard(ids[name])
+        else:
+            row = found[name]
+            refs[index] = Ref(row["id"], new.kind, created=False, state=DeliveryState(row["state"]))
+    return refs
+
+
+def _insert_or_find(
+    tx: Transaction, first: dict[tuple[str, str], New], ids: dict[tuple[str, str], str], rows: str
+) -> tuple[set[str], dict[tuple[str, str], Row]]:
+    """The ids created and the rows found for the other keys. Raises IdempotencyConflict, KeyInFlight."""
+    created: set[str] = set()
+    found: dict[tuple[str, str], Row] = {}
+    was: str | None = None
+    for _ in range(_TRIES_FOR_A_KEY):
+        answer = run(tx, _statements.insert_keyed, rows=rows, lock_timeout=KEY_WAIT)[0]
+        was = was if was is not None else answer["was"]
+        created.update(answer["inserted"])
+        missing = [name for name in first if ids[name] not in created]
+        # No row back from the insert: the key is there. A second statement, with a newer
+        # snapshot, sees it, unless its row was deleted in between: then the insert is due again.
+        found = {}
+        if missing:
+            keys = json.dumps([{"kind": kind, "key": key} for kind, key in missing])
+            found = {(row["kind"], row["key"]): row for row in run(tx, _statements.keyed, keys=keys)}
+        if len(found) == len(missing):
+            break
+    else:
+        raise KeyInFlight(*_one_of(first))
+    run(tx, _statements.restore_bound, was=was)
+    for name, row in found.items():
+        if row["digest"] != digest(first[name].arguments):
+            raise IdempotencyConflict(*name, row["id"])
+    return created, found
+
+
+def _one_of(first: dict[tuple[str, str], New]) -> tuple[str, str]:
+    return min(first)

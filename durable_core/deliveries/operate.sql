@@ -1,0 +1,47 @@
+-- name: redrive
+-- before: dead or failed
+-- after:  pending and due now, with a new budget and a fence one higher, so that no owner of old can still report;
+--         the old counters and error are in the journal
+-- locks:  the row, in a CTE before its state is judged
+with locked as materialized (
+    select d.id, d.state, d.fence, d.attempts, d.interruptions, d.shutdowns, d.snoozes, d.error_code, d.error_message
+    from durable.deliveries d
+    where d.id = cast(:id as uuid)
+    for no key update
+),
+clock as materialized (
+    select durable.durable_now() as now from (select count(*) from locked) as after_the_lock
+),
+redriven as (
+    update durable.deliveries d
+    set state = 'pending',
+        fence = d.fence + 1,
+        settled_fence = d.fence + 1,
+        attempts = 0,
+        interruptions = 0,
+        shutdowns = 0,
+        snoozes = 0,
+        due_at = clock.now,
+        hint_at = clock.now,
+        finished_at = null,
+        claimed_at = null,
+        error_code = null,
+        error_message = null,
+        held_reason = null
+    from locked l, clock
+    where d.id = l.id and l.state in ('dead', 'failed')
+    returning d.id, d.kind, d.queue, d.priority, d.state, d.fence
+),
+journalled as (
+    insert into durable.journal
+        (row_id, seq, contract, move, from_state, to_state, fence, attempt, by_whom, reason, facts)
+    select r.id,
+        (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = r.id),
+        'delivery', 'redrive', l.state, r.state, r.fence, 0, cast(:by as text), cast(:reason as text),
+        jsonb_build_object(
+            'attempts', l.attempts, 'interruptions', l.interruptions, 'shutdowns', l.shutdowns,
+            'snoozes', l.snoozes, 'error_code', l.error_code, 'error', l.error_message)
+    from redriven r join locked l on l.id = r.id
+)
+select cast(l.id as text) as id, l.state as was, r.state, r.kind, r.queue, r.priority
+from locked l left join redriven r on r.id = l.id

@@ -1,0 +1,91 @@
+"""How one delivery differs from its kind's defaults: the options, checked at the door."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+from durable_core.errors import InvalidOption
+from durable_core.retry import LONGEST_DELAY_SECONDS
+
+DEFAULT_QUEUE = "durable"
+DEFAULT_PRIORITY = 5
+DEFAULT_MAX_ATTEMPTS = 5
+DEFAULT_MAX_INTERRUPTIONS = 20
+MOST_URGENT, LEAST_URGENT = 0, 9
+"""As Celery counts on Redis."""
+
+
+class Options(TypedDict, total=False):
+    """How one delivery differs from its kind's defaults."""
+
+    key: str | None
+    countdown: float | timedelta
+    eta: datetime
+    queue: str
+    priority: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Options, checked."""
+
+    key: str | None = None
+    delay_seconds: float = 0.0
+    eta: datetime | None = None
+    queue: str | None = None
+    priority: int | None = None
+
+    @staticmethod
+    def of(kind: str, options: Mapping[str, Any]) -> Placement:
+        """Raises InvalidOption, naming the option."""
+        known = {"key", "countdown", "eta", "queue", "priority"}
+        for name in options:
+            if name not in known:
+                raise InvalidOption(kind, name, f"there is no such option; there are {', '.join(sorted(known))}")
+        key, eta, queue, priority = (options.get(name) for name in ("key", "eta", "queue", "priority"))
+        if key is not None and not (isinstance(key, str) and _is_plain(key) and 0 < len(key.encode()) <= 1000):
+            raise InvalidOption(kind, "key", "a key is text of 1 to 1,000 bytes without control characters")
+        if eta is not None and "countdown" in options:
+            raise InvalidOption(kind, "eta", "give countdown or eta, not both")
+        if eta is not None and (not isinstance(eta, datetime) or eta.tzinfo is None):
+            raise InvalidOption(kind, "eta", "an eta is a datetime with a time zone")
+        if eta is not None and eta.year >= 9000:
+            raise InvalidOption(kind, "eta", "an eta lies before the year 9000")
+        if queue is not None and not is_queue(queue):
+            raise InvalidOption(kind, "queue", QUEUE_RULE)
+        if priority is not None and not (
+            isinstance(priority, int) and not isinstance(priority, bool) and MOST_URGENT <= priority <= LEAST_URGENT
+        ):
+            raise InvalidOption(kind, "priority", "a priority is a whole number from 0 (most urgent) to 9")
+        return Placement(key, _seconds(kind, options.get("countdown", 0)), eta, queue, priority)
+
+
+QUEUE_RULE = "a queue is named with letters, digits, '_', '-' and '.', at most 100"
+
+
+def is_queue(name: object) -> bool:
+    """Whether a queue's name is safe in a broker's key and a metric label."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= 100
+        and name.isascii()
+        and all(c.isalnum() or c in "_-." for c in name)
+    )
+
+
+def _is_plain(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return text.isprintable()
+
+
+def _seconds(kind: str, countdown: object) -> float:
+    seconds = countdown.total_seconds() if isinstance(countdown, timedelta) else countdown
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_DELAY_SECONDS:
+        raise InvalidOption(kind, "countdown", "a countdown is 0 seconds to one year, or a timedelta")
+    return float(seconds)

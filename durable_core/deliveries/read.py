@@ -1,0 +1,148 @@
+"""Looking at deliveries: one, a page, and what waits in each queue. Reads only, and every read is bounded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from durable_core.database.statements import beside
+from durable_core.database.transactions import Row, Transaction, checked, run
+from durable_core.errors import InvalidOption, NotFound
+from durable_core.states import DeliveryState
+
+_statements = beside(__file__)
+
+COUNT_LIMIT = 10_000
+"""Counts stop here, so that looking costs the same with any backlog; a count at the limit means "or more"."""
+MOST_PER_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One row, as it was read. Instants are aware datetimes by the database's clock."""
+
+    id: str
+    kind: str
+    queue: str
+    priority: int
+    key: str | None
+    arguments: dict[str, Any]
+    state: DeliveryState
+    due_at: datetime
+    fence: int
+    settled_fence: int
+    attempts: int
+    interruptions: int
+    shutdowns: int
+    snoozes: int
+    max_attempts: int
+    max_interruptions: int
+    owner: str | None
+    owner_pid: int | None
+    owner_host: str | None
+    claimed_at: datetime | None
+    beat_at: datetime | None
+    lease_expires_at: datetime | None
+    deadline_at: datetime | None
+    waiting_for: str | None
+    held_reason: str | None
+    error_code: str | None
+    error_message: str | None
+    result: Any
+    created_at: datetime
+    finished_at: datetime | None
+
+    @property
+    def failures(self) -> int:
+        """Failed attempts of the present budget."""
+        running = 1 if self.state is DeliveryState.PROCESSING else 0
+        succeeded = 1 if self.state is DeliveryState.SENT else 0
+        return self.attempts - self.interruptions - self.shutdowns - self.snoozes - running - succeeded
+
+    def as_json(self) -> dict[str, Any]:
+        """The row with its instants as ISO 8601."""
+        return {
+            name: value.isoformat() if isinstance(value, datetime) else value
+            for name, value in {**asdict(self), "failures": self.failures}.items()
+        }
+
+
+@dataclass(frozen=True)
+class QueueLine:
+    """What waits in one queue; counts stop at COUNT_LIMIT."""
+
+    queue: str
+    oldest_due_at: datetime | None
+    due: int
+    later: int
+    processing: int
+    waiting_for_handler: int
+
+
+def checked_id(row_id: str) -> str:
+    """A delivery's id in its one spelling. Raises NotFound for what cannot be an id."""
+    try:
+        return str(UUID(row_id))
+    except (ValueError, AttributeError, TypeError):
+        raise NotFound("delivery", str(row_id)[:60]) from None
+
+
+def get(tx: Transaction, row_id: str) -> Delivery:
+    """The delivery as this transaction sees it. Raises NotFound."""
+    rows = run(checked(tx), _statements.get, id=checked_id(row_id))
+    if not rows:
+        raise NotFound("delivery", row_id)
+    return _delivery(rows[0])
+
+
+def page(
+    tx: Transaction,
+    *,
+    state: str | None = None,
+    kind: str | None = None,
+    queue: str | None = None,
+    key: str | None = None,
+    after: str | None = None,
+    limit: int = 50,
+) -> list[Delivery]:
+    """
+    At most `limit` deliveries, newest first; `after` is the last id of the page before.
+
+    Raises InvalidOption for an unknown state or a limit outside 1 to 1,000.
+    """
+    if state is not None and state not in set(DeliveryState):
+        raise InvalidOption("page", "state", f"there is no state {state!r}; there are {', '.join(DeliveryState)}")
+    if not 1 <= limit <= MOST_PER_PAGE:
+        raise InvalidOption("page", "limit", f"a page has 1 to {MOST_PER_PAGE} rows")
+    rows = run(
+        checked(tx), _statements.page, state=state, kind=kind, queue=queue, key=key, limit=limit,
+        after=None if after is None else checked_id(after),
+    )  # fmt: skip
+    return [_delivery(row) for row in rows]
+
+
+def queues(tx: Transaction) -> list[QueueLine]:
+    """What waits and runs, queue by queue, the one with the oldest due row first."""
+    return [QueueLine(**row) for row in run(checked(tx), _statements.queues, count_limit=COUNT_LIMIT)]
+
+
+def ended(tx: Transaction) -> dict[str, int]:
+    """How many deliveries are dead and failed; counts stop at COUNT_LIMIT."""
+    return dict(run(checked(tx), _statements.ended, count_limit=COUNT_LIMIT)[0])
+
+
+def now(tx: Transaction) -> datetime:
+    """The database's clock."""
+    instant: datetime = run(checked(tx), _statements.now)[0]["now"]
+    return instant
+
+
+def _delivery(row: Row) -> Delivery:
+    facts = dict(row)
+    facts["arguments"] = json.loads(facts["arguments"])
+    facts["result"] = None if facts["result"] is None else json.loads(facts["result"])
+    facts["state"] = DeliveryState(facts["state"])
+    return Delivery(**facts)

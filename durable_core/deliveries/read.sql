@@ -1,0 +1,88 @@
+-- name: get
+select cast(d.id as text) as id, d.kind, d.queue, d.priority, d.key, cast(d.arguments as text) as arguments, d.state,
+    d.due_at, d.fence, d.settled_fence, d.attempts, d.interruptions, d.shutdowns, d.snoozes,
+    d.max_attempts, d.max_interruptions, d.owner, d.owner_pid, d.owner_host, d.claimed_at, d.beat_at,
+    d.lease_expires_at, d.deadline_at, d.waiting_for, d.held_reason, d.error_code, d.error_message,
+    cast(d.result as text) as result, d.created_at, d.finished_at
+from durable.deliveries d
+where d.id = cast(:id as uuid)
+
+-- name: page
+-- Newest first, by key; `after` is the id of the last row of the page before.
+select cast(d.id as text) as id, d.kind, d.queue, d.priority, d.key, cast(d.arguments as text) as arguments, d.state,
+    d.due_at, d.fence, d.settled_fence, d.attempts, d.interruptions, d.shutdowns, d.snoozes,
+    d.max_attempts, d.max_interruptions, d.owner, d.owner_pid, d.owner_host, d.claimed_at, d.beat_at,
+    d.lease_expires_at, d.deadline_at, d.waiting_for, d.held_reason, d.error_code, d.error_message,
+    cast(d.result as text) as result, d.created_at, d.finished_at
+from durable.deliveries d
+where (cast(:after as uuid) is null or d.id < cast(:after as uuid))
+  and (cast(:state as text) is null or d.state = :state)
+  and (cast(:kind as text) is null or d.kind = :kind)
+  and (cast(:queue as text) is null or d.queue = :queue)
+  and (cast(:key as text) is null or d.key = :key)
+order by d.id desc
+limit :limit
+
+-- name: queues
+-- One line a queue that has waiting or running work: the age of its oldest due row first.
+with recursive hop (queue) as (
+    (select d.queue
+     from durable.deliveries d
+     where d.state = 'pending'
+     order by d.queue
+     limit 1)
+    union all
+    select (
+        select d.queue
+        from durable.deliveries d
+        where d.state = 'pending' and d.queue > h.queue
+        order by d.queue
+        limit 1)
+    from hop h
+    where h.queue is not null
+),
+named as (
+    select h.queue from hop h where h.queue is not null
+    union
+    select d.queue from durable.deliveries d where d.state = 'processing'
+)
+select n.queue,
+    (select min(d.due_at)
+     from durable.deliveries d
+     where d.state = 'pending' and d.queue = n.queue and d.due_at <= (select durable.durable_now())
+    ) as oldest_due_at,
+    (select count(*)
+     from (
+        select from durable.deliveries d
+        where d.state = 'pending' and d.queue = n.queue and d.due_at <= (select durable.durable_now())
+        limit :count_limit) as due
+    ) as due,
+    (select count(*)
+     from (
+        select from durable.deliveries d
+        where d.state = 'pending' and d.queue = n.queue and d.due_at > (select durable.durable_now())
+        limit :count_limit) as later
+    ) as later,
+    (select count(*) from durable.deliveries d where d.state = 'processing' and d.queue = n.queue) as processing,
+    (select count(*)
+     from (
+        select from durable.deliveries d
+        where d.state = 'pending' and d.queue = n.queue and d.due_at <= (select durable.durable_now())
+            and d.waiting_for is not null
+        limit :count_limit) as waiting
+    ) as waiting_for_handler
+from named n
+order by oldest_due_at nulls last, n.queue
+
+-- name: ended
+-- What a person must look at, counted up to a limit.
+select
+    (select count(*) from (
+        select from durable.deliveries d where d.state in ('dead', 'failed') and d.state = 'dead' limit :count_limit
+    ) as dead) as dead,
+    (select count(*) from (
+        select from durable.deliveries d where d.state in ('dead', 'failed') and d.state = 'failed' limit :count_limit
+    ) as failed) as failed
+
+-- name: now
+select durable.durable_now() as now

@@ -1,0 +1,161 @@
+-- name: due_queues
+-- The queues that have a due row, found by skipping from one to the next: the cost is the number of queues.
+with recursive hop (queue) as (
+    (select d.queue
+     from durable.deliveries d
+     where d.state = 'pending'
+     order by d.queue
+     limit 1)
+    union all
+    select (
+        select d.queue
+        from durable.deliveries d
+        where d.state = 'pending' and d.queue > h.queue
+        order by d.queue
+        limit 1)
+    from hop h
+    where h.queue is not null
+)
+select h.queue
+from hop h
+where h.queue is not null
+  and exists (
+    select from durable.deliveries d
+    where d.state = 'pending' and d.queue = h.queue and d.hint_at <= (select durable.durable_now()))
+
+-- name: hint
+-- before: due rows, and the number of hints that lie in each queue
+-- after:  enough of them are marked as hinted now to bring the queue to min(due, cap); the longest unhinted first
+-- locks:  the rows marked, skipping what others hold; marking decides nothing, so a lost mark costs one more hint
+with queue as materialized (
+    select q.queue, q.depth, q.cap
+    from jsonb_to_recordset(cast(:depths as jsonb)) as q (queue text, depth integer, cap integer)
+),
+picked as materialized (
+    select p.id, p.first
+    from queue q
+    cross join lateral (
+        select count(*) as rows
+        from (
+            select from durable.deliveries d
+            where d.state = 'pending' and d.queue = q.queue and d.hint_at <= (select durable.durable_now())
+            limit q.cap
+        ) as window_of_due
+    ) as due
+    cross join lateral (
+        select d.id, d.attempts = 0 and d.hint_at = d.due_at as first
+        from durable.deliveries d
+        where d.state = 'pending' and d.queue = q.queue and d.hint_at <= (select durable.durable_now())
+        order by d.hint_at
+        limit greatest(least(due.rows, q.cap) - q.depth, 0)
+        for no key update skip locked
+    ) as p
+),
+clock as materialized (
+    select durable.durable_now() as now
+)
+update durable.deliveries d
+set hint_at = clock.now
+from picked p, clock
+where d.id = p.id
+returning cast(d.id as text) as id, d.kind, d.queue, d.priority, p.first,
+    d.attempts - d.interruptions - d.shutdowns - d.snoozes + 1 as attempt
+
+-- name: lapsed
+-- before: processing, the lease over by the database's clock
+-- after:  locked, for `reap` in the same transaction to decide; oldest lease first, or a backlog would starve them
+-- locks:  the rows, skipping those that are locked: while a row is locked its holder is alive
+with locked as materialized (
+    select d.id, d.kind, d.fence, d.attempts, d.interruptions, d.shutdowns, d.snoozes, d.max_attempts,
+        d.max_interruptions, d.lease_expires_at, d.deadline_at, d.beat_at
+    from durable.deliveries d
+    where d.state = 'processing'
+      and d.held_reason is null
+      and d.lease_expires_at <= (select durable.durable_now())
+    order by d.lease_expires_at
+    limit :limit
+    for no key update skip locked
+)
+select l.id, l.kind, l.fence, l.interruptions, l.max_attempts, l.max_interruptions,
+    l.attempts - l.interruptions - l.shutdowns - l.snoozes as attempt,
+    -- An owner that still beat within one heartbeat of its deadline was alive and ran out of
+    -- time: a failure. One that fell silent before was lost: an interruption.
+    l.deadline_at <= durable.durable_now()
+        and l.beat_at >= l.deadline_at - make_interval(secs => :heartbeat_seconds) as timed_out
+from locked l
+where l.lease_expires_at <= durable.durable_now()
+
+-- name: reap
+-- before: locked by `lapsed` in this transaction
+-- after:  pending and due again, or dead; an interruption or, past the deadline, a failure; the fence untouched, so
+--         that a late report on a row that nobody took meanwhile still lands
+-- locks:  the rows, held already
+with verdict as materialized (
+    select v.*
+    from jsonb_to_recordset(cast(:verdicts as jsonb)) as v (
+        id uuid, fence bigint, state text, delay_seconds float8, timed_out boolean, error_code text,
+        error_message text)
+),
+clock as materialized (
+    select durable.durable_now() as now
+),
+reaped as (
+    update durable.deliveries d
+    set state = v.state,
+        interruptions = d.interruptions + case when v.timed_out then 0 else 1 end,
+        -- A time-out is a failure that has been reported; its late owner has nothing to add.
+        settled_fence = case when v.timed_out then d.fence else d.settled_fence end,
+        due_at = case when v.state = 'pending'
+            then clock.now + make_interval(secs => v.delay_seconds) else d.due_at end,
+        hint_at = case when v.state = 'pending'
+            then clock.now + make_interval(secs => v.delay_seconds) else d.hint_at end,
+        finished_at = case when v.state = 'pending' then null else clock.now end,
+        error_code = v.error_code,
+        error_message = v.error_message,
+        owner = null,
+        lease_expires_at = null,
+        deadline_at = null
+    from verdict v, clock,
+        lateral (select b.lease_expires_at from durable.deliveries b where b.id = v.id) as before
+    where d.id = v.id and d.fence = v.fence and d.state = 'processing'
+    returning d.id, d.kind, d.queue, d.state, d.fence, d.attempts, d.owner_host, d.owner_pid, d.due_at,
+        d.error_code, before.lease_expires_at as lease_before
+),
+journalled as (
+    insert into durable.journal
+        (row_id, seq, contract, move, from_state, to_state, fence, attempt, owner, reason, facts, lease_before)
+    select r.id,
+        (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = r.id),
+        'delivery', 'reap', 'processing', r.state, r.fence, r.attempts,
+        r.owner_host || ':' || r.owner_pid, r.error_code, jsonb_build_object('due_at', r.due_at),
+        r.lease_before
+    from reaped r
+)
+select cast(r.id as text) as id, r.kind, r.queue, r.state, r.error_code from reaped r
+
+-- name: hold
+-- before: a sweep failed on this row
+-- after:  it stays where it is, says why, and is skipped until released
+update durable.deliveries d set held_reason = :reason where d.id = cast(:id as uuid) returning d.id
+
+-- name: prune
+-- before: sent, canceled or expired, longer ago than the retention
+-- after:  gone; `prune_journal` takes their history in the same transaction
+-- locks:  the rows, skipping what others hold
+with old as materialized (
+    select d.id
+    from durable.deliveries d
+    where d.state in ('sent', 'canceled', 'expired')
+      and d.finished_at <= (select durable.durable_now() - make_interval(secs => :retention_seconds))
+    order by d.finished_at
+    limit :limit
+    for update skip locked
+)
+delete from durable.deliveries d
+using old o
+where d.id = o.id
+returning cast(d.id as text) as id
+
+-- name: prune_journal
+-- before: their rows are gone
+delete from durable.journal j where j.row_id = any (cast(:ids as uuid[]))

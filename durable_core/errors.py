@@ -1,0 +1,234 @@
+"""What can be refused, and what a handler may say. One root; catch by what you should do about it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import ClassVar
+
+
+class DurableError(Exception):
+    """Root of everything this package refuses. `reason` is stable and meant for programs."""
+
+    reason: ClassVar[str] = "DURABLE_ERROR"
+
+
+# --- fix the code -------------------------------------------------------------------------------
+
+
+class DefinitionError(DurableError):
+    """A kind, option or setting is declared in a way that cannot work; raised when it is declared."""
+
+    reason = "DEFINITION_ERROR"
+
+
+class UnsupportedTransaction(DurableError):
+    """The first argument is nothing we can run a statement in."""
+
+    reason = "UNSUPPORTED_TRANSACTION"
+
+    def __init__(self, given: str) -> None:
+        super().__init__(given)
+        self.given = given
+
+    def __str__(self) -> str:
+        return (
+            f"{self.given} is not a transaction this package can join: hand over a SQLAlchemy Session, "
+            "scoped_session or Connection, or a psycopg Connection. Nothing was written."
+        )
+
+
+# --- fix the call -------------------------------------------------------------------------------
+
+
+class InvalidArguments(DurableError):
+    """An argument was refused at the door; nothing was written and the transaction is alive."""
+
+    reason = "INVALID_ARGUMENTS"
+
+    def __init__(self, kind: str, argument: str, problem: str) -> None:
+        super().__init__(kind, argument, problem)
+        self.kind, self.argument, self.problem = kind, argument, problem
+
+    def __str__(self) -> str:
+        return f"{self.kind}: argument {self.argument!r}: {self.problem}. Nothing was written."
+
+
+class InvalidOption(DurableError):
+    """An option of the delivery was refused; nothing was written and the transaction is alive."""
+
+    reason = "INVALID_OPTION"
+
+    def __init__(self, kind: str, option: str, problem: str) -> None:
+        super().__init__(kind, option, problem)
+        self.kind, self.option, self.problem = kind, option, problem
+
+    def __str__(self) -> str:
+        return f"{self.kind}: option {self.option!r}: {self.problem}. Nothing was written."
+
+
+class IdempotencyConflict(DurableError):
+    """The key is taken by a delivery with other arguments; nothing was written."""
+
+    reason = "IDEMPOTENCY_CONFLICT"
+
+    def __init__(self, kind: str, key: str, row_id: str) -> None:
+        super().__init__(kind, key, row_id)
+        self.kind, self.key, self.row_id = kind, key, row_id
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind}: key {self.key!r} already names delivery {self.row_id} with other arguments. "
+            "Use another key for another intention. Nothing was written."
+        )
+
+
+class KeyInFlight(DurableError):
+    """Another transaction, still open, is writing the same key; nothing was written. Call again."""
+
+    reason = "KEY_IN_FLIGHT"
+
+    def __init__(self, kind: str, key: str) -> None:
+        super().__init__(kind, key)
+        self.kind, self.key = kind, key
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind}: key {self.key!r} is being written by another transaction that is still open. "
+            "Try again once it has ended. Nothing was written."
+        )
+
+
+class UnknownHandler(DurableError):
+    """No kind of this name is declared in this process."""
+
+    reason = "UNKNOWN_HANDLER"
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return f"no handler for kind {self.kind!r} is declared in this process; import the module that declares it."
+
+
+class NotFound(DurableError):
+    """There is no such row (any more: finished rows are pruned after their retention)."""
+
+    reason = "NOT_FOUND"
+
+    def __init__(self, what: str, row_id: str) -> None:
+        super().__init__(what, row_id)
+        self.what, self.row_id = what, row_id
+
+    def __str__(self) -> str:
+        return f"there is no {self.what} {self.row_id}; it never existed or was pruned after its retention."
+
+
+class IllegalMove(DurableError):
+    """The row is in a state that this act does not leave; nothing was written."""
+
+    reason = "ILLEGAL_MOVE"
+
+    def __init__(self, act: str, row_id: str, state: str, needed: str) -> None:
+        super().__init__(act, row_id, state, needed)
+        self.act, self.row_id, self.state, self.needed = act, row_id, state, needed
+
+    def __str__(self) -> str:
+        return f"cannot {self.act} delivery {self.row_id}: it is {self.state}, not {self.needed}. Nothing was written."
+
+
+# --- stop: running user code alone meets these ---------------------------------------------------
+
+
+class ClaimLost(DurableError):
+    """Somebody else has the row now. Stop: whatever this attempt wrote is gone with its transaction."""
+
+    reason = "CLAIM_LOST"
+
+    def __init__(self, row_id: str, held: int, current: int | None) -> None:
+        super().__init__(row_id, held, current)
+        self.row_id, self.held, self.current = row_id, held, current
+
+    def __str__(self) -> str:
+        now = "the row is gone" if self.current is None else f"current is {self.current}"
+        return f"delivery {self.row_id}: fence {self.held} is stale or settled, {now}. Stop: nothing was written."
+
+
+class StepTransactionOwned(DurableError):
+    """A handler tried to end the transaction that belongs to its attempt."""
+
+    reason = "STEP_TRANSACTION_OWNED"
+
+    def __init__(self, call: str) -> None:
+        super().__init__(call)
+        self.call = call
+
+    def __str__(self) -> str:
+        return (
+            f"step.session.{self.call}() is not yours to call: the attempt commits your work together with its "
+            "receipt when the handler returns, and rolls it back when it raises."
+        )
+
+
+class EffectEscaped(DurableError):
+    """The handler ended the attempt's transaction behind our back, so its effect may stand without a receipt."""
+
+    reason = "EFFECT_ESCAPED"
+
+    def __init__(self, row_id: str) -> None:
+        super().__init__(row_id)
+        self.row_id = row_id
+
+    def __str__(self) -> str:
+        return (
+            f"delivery {self.row_id}: the handler committed or rolled back step.session's transaction itself, so its "
+            "effect may already stand and may be repeated. Remove the COMMIT or ROLLBACK from the handler."
+        )
+
+
+# --- fix the deployment --------------------------------------------------------------------------
+
+
+class SchemaBehind(DurableError):
+    """The database's schema is older or newer than this code supports."""
+
+    reason = "SCHEMA_BEHIND"
+
+    def __init__(self, schema: str, found: str | None, needed: str) -> None:
+        super().__init__(schema, found, needed)
+        self.schema, self.found, self.needed = schema, found, needed
+
+    def __str__(self) -> str:
+        found = "is not installed" if self.found is None else f"is at revision {self.found}"
+        return f'schema "{self.schema}" {found} and this code needs {self.needed}: run `durable migrate`.'
+
+
+class NotInstalled(DurableError):
+    """A setting that says where the database is, is missing."""
+
+    reason = "NOT_INSTALLED"
+
+
+# --- what a handler may raise: words of the contract, not failures of the package -----------------
+
+
+class Retry(Exception):
+    """
+    End this attempt as failed and try again later; costs one attempt of the budget.
+
+    `after` is a duration in seconds or a timedelta; without it the kind's back-off decides.
+    At the last attempt of the budget the delivery ends dead all the same.
+    """
+
+    def __init__(self, message: str = "", *, after: float | timedelta | None = None, code: str = "RETRY_ASKED") -> None:
+        super().__init__(message)
+        self.message, self.code = message, code
+        self.after = after.total_seconds() if isinstance(after, timedelta) else after
+
+
+class GiveUp(Exception):
+    """End the delivery as failed, whatever budget remains: it can never work."""
+
+    def __init__(self, message: str = "", *, code: str = "GAVE_UP") -> None:
+        super().__init__(message)
+        self.message, self.code = message, code

@@ -1,0 +1,257 @@
+"""
+`webhook.post`: one HTTP POST of JSON, made at least once.
+
+The hole: an answer that is lost on its way makes the call again. Every call of one delivery
+carries the same `Idempotency-Key`, `step.key`, and the same bytes, for the receiver to know it by.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import AfterValidator
+
+from durable_core.deliveries.declare import DeliveryKind, Step, delivery
+from durable_core.deliveries.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE
+from durable_core.errors import DefinitionError, GiveUp, Retry
+from durable_core.retry import Backoff
+
+KIND = "webhook.post"
+KEY_HEADER = "Idempotency-Key"
+LONGEST_URL = 2000
+LONGEST_RETRY_AFTER = 3600.0
+SHORTEST_RETRY_AFTER = 1.0
+"""A receiver that says "at once" would have the whole budget spent within a second."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
+_OURS = {KEY_HEADER.lower(), "host", "content-length", "transfer-encoding", "connection", "accept-encoding"}
+
+
+def _checked_url(url: str) -> str:
+    """An address that may be called. Raises ValueError, which never quotes the URL: its query may be a secret."""
+    if not url.isprintable() or " " in url or len(url) > LONGEST_URL:
+        raise ValueError(f"a URL has no blanks or control characters and at most {LONGEST_URL} letters")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("only http and https URLs with a host are called")
+    if "@" in parts.netloc:
+        raise ValueError("a URL with a user or password in it would be stored; send credentials in another way")
+    if parts.port == 0:
+        raise ValueError("port 0 is no port")
+    return url
+
+
+def _checked_headers(headers: dict[str, str]) -> dict[str, str]:
+    for name, value in headers.items():
+        if not _TOKEN.match(name):
+            raise ValueError("a header's name has letters, digits and '-' only")
+        if name.lower() in _OURS:
+            raise ValueError(f"{name} is set by the delivery itself")
+        if not value.isascii() or not value.replace("\t", " ").isprintable():
+            raise ValueError(f"{name}: a header's value is one line of ASCII")
+    return headers
+
+
+Url = Annotated[str, AfterValidator(_checked_url)]
+Headers = Annotated[dict[str, str], AfterValidator(_checked_headers)]
+
+
+@dataclass(frozen=True)
+class Webhooks:
+    """
+    How receivers are called. Seconds to connect and for the whole call; bytes of an answer that are read.
+
+    `proxy` is used for every call when it is set; the proxy variables of the environment are
+    not. It may hold a password, so it is in no repr.
+    """
+
+    connect_timeout: float = 5.0
+    total_timeout: float = 15.0
+    answer_bytes: int = 64 * 1024
+    proxy: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.connect_timeout <= self.total_timeout or self.answer_bytes < 0:
+            raise DefinitionError("Webhooks needs 0 < connect_timeout <= total_timeout and answer_bytes >= 0.")
+
+
+def declare(
+    settings: Webhooks | None = None,
+    *,
+    name: str = KIND,
+    queue: str = DEFAULT_QUEUE,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    backoff: Backoff | None = None,
+    timeout: float = 60.0,
+) -> DeliveryKind[..., dict[str, Any]]:
+    """
+    Declare the kind `webhook.post`: `url`, `body` (JSON), `headers`.
+
+    Arguments are stored in the row, readable by whoever reads the table: no secrets in
+    them. See `post` for what becomes of each answer.
+    """
+    webhooks = settings or Webhooks()
+
+    @delivery(name, queue=queue, max_attempts=max_attempts, backoff=backoff, timeout=timeout)
+    def post_webhook(step: Step, url: Url, body: Any, headers: Headers | None = None) -> dict[str, Any]:
+        return post(webhooks, step, url=url, body=body, headers=headers)
+
+    return post_webhook
+
+
+def post(
+    webhooks: Webhooks, step: Step, *, url: str, body: Any, headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """
+    Make the call from inside a handler; `{"status": ...}` once the receiver said 2xx.
+
+    429 and 5xx raise Retry, at the time that `Retry-After` names, an hour at most; so do
+    timeouts and network errors. Anything else, redirects too, raises GiveUp: `HTTP_404`.
+    The hole: a name that its server is slow to resolve may exceed the time for the whole call.
+    """
+    try:
+        _checked_url(url)
+        extra = _checked_headers(dict(headers or {}))
+    except ValueError as refused:
+        raise GiveUp(str(refused), code="BAD_REQUEST") from None
+    host = urlsplit(url).hostname
+    content = json.dumps(body, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    sent = {"Content-Type": "application/json", "User-Agent": "durable-core"}
+    sent.update({name: value for name, value in extra.items() if name.lower() not in ("content-type", "user-agent")})
+    sent.update({name.title(): value for name, value in extra.items() if name.lower() in ("content-type", "user-agent")})
+    # The answer is read as it comes: what would have to be unpacked could unpack to anything.
+    sent.update({KEY_HEADER: step.key, "Accept-Encoding": "identity"})
+    deadline = _Deadline(webhooks.total_timeout)
+    try:
+        with _client(webhooks) as client, deadline:
+            request = client.build_request(
+                "POST", url, content=content, headers=sent, extensions={"trace": deadline.watch}
+            )
+            response = client.send(request, stream=True, follow_redirects=False)
+            try:
+                said = _excerpt(response, webhooks.answer_bytes)
+            finally:
+                response.close()
+    except httpx.InvalidURL:
+        raise GiveUp("this is no URL", code="BAD_REQUEST") from None
+    except (httpx.HTTPError, OSError) as broken:
+        if deadline.over or isinstance(broken, httpx.TimeoutException):
+            raise Retry(f"{host} did not answer in time", code="HTTP_TIMEOUT") from None
+        raise Retry(f"{host}: {type(broken).__name__}: {broken}", code="NETWORK") from None
+    return _verdict(response, f"{host}: {response.status_code} {said}".strip())
+
+
+def _verdict(response: httpx.Response, sentence: str) -> dict[str, Any]:
+    status = response.status_code
+    if 200 <= status < 300:
+        return {"status": status}
+    code = f"HTTP_{status}"
+    if status == 429 or 500 <= status < 600:
+        raise Retry(sentence, after=retry_after(response.headers), code=code)
+    raise GiveUp(sentence, code=code)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """
+    Seconds to wait as `Retry-After` says, 1 s to an hour; None where it says nothing that can be read.
+
+    A date is compared with the receiver's own `Date`, so that no clock of ours matters.
+    """
+    asked = headers.get("retry-after", "").strip()
+    if asked.isascii() and asked.isdigit():
+        seconds = float(asked[:10])
+    else:
+        try:
+            then = parsedate_to_datetime(asked)
+            now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)
+            seconds = (_aware(then) - _aware(now)).total_seconds()
+        except (ValueError, TypeError, IndexError, OverflowError):
+            return None
+    return min(max(seconds, SHORTEST_RETRY_AFTER), LONGEST_RETRY_AFTER)
+
+
+def _aware(instant: datetime) -> datetime:
+    return instant if instant.tzinfo else instant.replace(tzinfo=UTC)
+
+
+def _excerpt(response: httpx.Response, most: int) -> str:
+    """The beginning of the answer, for the error text. The status has been heard: a broken body changes nothing."""
+    heard = bytearray()
+    try:
+        for chunk in response.iter_raw():
+            heard += chunk
+            if len(heard) >= most:
+                break
+    except (httpx.HTTPError, OSError):
+        pass  # the answer is its status; the rest is for people
+    return bytes(heard[: min(most, 500)]).decode(errors="replace")
+
+
+@lru_cache(maxsize=1)
+def _trust() -> ssl.SSLContext:
+    # Reading the certificates takes longer than most calls.
+    return httpx.create_ssl_context()
+
+
+@contextmanager
+def _client(webhooks: Webhooks) -> Iterator[httpx.Client]:
+    """One client a call: no socket outlives a fork, and no cookie is carried to another receiver."""
+    timeout = httpx.Timeout(webhooks.total_timeout, connect=webhooks.connect_timeout)
+    with httpx.Client(verify=_trust(), timeout=timeout, proxy=webhooks.proxy, trust_env=False) as client:
+        yield client
+
+
+class _Deadline:
+    """
+    Ends a call when its time is over, however slowly the answer drips.
+
+    The client's own timeouts run anew with each byte; so the socket is shut from outside.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._ends = time.monotonic() + seconds
+        self._timer = threading.Timer(seconds, self._shut)
+        self._timer.daemon = True
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self._ends
+
+    def watch(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Learn the socket from the client's trace."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            with self._lock:
+                self._socket = facts["return_value"].get_extra_info("socket")
+            if self.over:
+                self._shut()
+
+    def _shut(self) -> None:
+        with self._lock:
+            if self._socket is not None:
+                try:
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # it was closed already
+
+    def __enter__(self) -> _Deadline:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()

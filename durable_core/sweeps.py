@@ -1,0 +1,105 @@
+"""The sweeps: what beat drives, how often, and what each heals. Any number of beats may drive them."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from durable_core.arguments import clean_text
+from durable_core.claims.claim import Holder
+from durable_core.database.connections import Database
+from durable_core.database.statements import beside
+from durable_core.database.transactions import Row, Transaction, checked, run
+from durable_core.deliveries import sweep as deliveries
+
+log = logging.getLogger("durable.sweep")
+_statements = beside(__file__)
+
+CONTROL_QUEUE = "durable.control"
+"""Sweeps have a queue of their own, so that no backlog of work can starve the rescue."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the sweeps of one installation are told: lease and heartbeat (seconds), caps and retention."""
+
+    holder: Holder
+    hints_per_queue: int = deliveries.HINTS_PER_QUEUE
+    retention_seconds: float = deliveries.RETENTION_SECONDS
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One sweep. Intervals in seconds: design, section 7."""
+
+    name: str
+    interval: float
+    heals: str
+    run: Callable[[Database, Bounds], int]
+    takes_from_owners: bool = False
+
+    @property
+    def task(self) -> str:
+        return f"durable.{self.name}"
+
+
+SWEEPS: tuple[Sweep, ...] = (
+    Sweep(
+        "dispatch", 1.0, "hints that were lost, and rows that have become due",
+        lambda database, bounds: deliveries.dispatch(database, cap=bounds.hints_per_queue),
+    ),
+    Sweep(
+        "reap", 5.0, "rows whose worker was lost",
+        lambda database, bounds: deliveries.reap(database, heartbeat_seconds=bounds.holder.heartbeat_seconds),
+        takes_from_owners=True,
+    ),
+    Sweep(
+        "prune", 3600.0, "finished rows past their retention",
+        lambda database, bounds: deliveries.prune(database, retention_seconds=bounds.retention_seconds),
+    ),
+)  # fmt: skip
+
+
+def named(name: str) -> Sweep:
+    (found,) = (sweep for sweep in SWEEPS if sweep.name == name)
+    return found
+
+
+def run_sweep(database: Database, sweep: Sweep, bounds: Bounds, *, interval: float | None = None) -> dict[str, object]:
+    """
+    Run a sweep unless one of its name began less than half an interval ago, by the database's clock.
+
+    So a backlog of sweep messages, or five beats, cost one statement each. The answer says
+    what moved, or why nothing was tried. Raises what the sweep raised, after noting it in
+    `durable.loops`.
+    """
+    with database.autocommit() as connection:
+        rows = run(
+            connection, _statements.begin, name=sweep.name, host=socket.gethostname(),
+            interval_seconds=interval or sweep.interval,
+            lease_seconds=bounds.holder.lease_seconds, heartbeat_seconds=bounds.holder.heartbeat_seconds,
+        )  # fmt: skip
+    if not rows:
+        return {"moved": 0, "skipped": "one just ran"}
+    if sweep.takes_from_owners and rows[0]["held_back"]:
+        _end(database, sweep, 0, None)
+        return {"moved": 0, "skipped": "after an outage owners may beat first"}
+    try:
+        moved = sweep.run(database, bounds)
+    except Exception as error:
+        _end(database, sweep, 0, clean_text(f"{type(error).__name__}: {error}", 500))
+        raise
+    _end(database, sweep, moved, None)
+    return {"moved": moved}
+
+
+def _end(database: Database, sweep: Sweep, moved: int, error: str | None) -> None:
+    with database.autocommit() as connection:
+        run(connection, _statements.end, name=sweep.name, moved=moved, error=error)
+
+
+def loops(tx: Transaction) -> list[Row]:
+    """When each sweep last began and ended, what it moved, its error if any, and its age in seconds."""
+    return run(checked(tx), _statements.read)

@@ -1,0 +1,38 @@
+-- name: begin
+-- before: this sweep began longer ago than half its interval, by the database's clock, or never
+-- after:  it has begun now; no row back means another just did, and this one is to return at once
+-- locks:  the sweep's line
+with clock as materialized (
+    select durable.durable_now() as now
+),
+begun as (
+    insert into durable.loops as l (name, began_at, host)
+    select :name, clock.now, :host from clock
+    on conflict (name) do update
+    set began_at = excluded.began_at,
+        host = excluded.host,
+        -- After a gap longer than a lease, or a server that came back meanwhile, every lease may be over
+        -- although every worker lives: wait for one heartbeat before anything is taken from its owner.
+        hold_until = case
+            when excluded.began_at - l.began_at > make_interval(secs => :lease_seconds)
+                or pg_postmaster_start_time() > l.began_at
+            then excluded.began_at + make_interval(secs => :heartbeat_seconds)
+            else l.hold_until
+        end
+    where l.began_at <= excluded.began_at - make_interval(secs => :interval_seconds / 2)
+        -- A clock set back must not stop the sweeps until it has caught up.
+        or l.began_at > excluded.began_at
+    returning l.began_at, l.hold_until
+)
+select b.began_at, coalesce(b.hold_until > b.began_at, false) as held_back from begun b
+
+-- name: end
+update durable.loops l
+set ended_at = durable.durable_now(), moved = :moved, error = :error
+where l.name = :name
+
+-- name: read
+select l.name, l.began_at, l.ended_at, l.moved, l.error, l.host,
+    cast(extract(epoch from durable.durable_now() - l.began_at) as float8) as age_seconds
+from durable.loops l
+order by l.name

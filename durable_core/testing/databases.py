@@ -1,0 +1,116 @@
+"""Databases for tests. Everything here needs the role that owns the schema; a runtime role is refused by Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from sqlalchemy import URL, Engine, create_engine, make_url, text
+
+import durable_core.database
+from durable_core.database.connections import Database
+from durable_core.database.migrate import migrate
+from durable_core.database.statements import Statements, in_schema
+from durable_core.database.transactions import run
+
+_clock = Statements(Path(durable_core.database.__file__).with_name("clock.sql"))
+
+TABLES = ("deliveries", "journal", "loops")
+
+
+def create_database(server: str | URL, name: str, *, template: str | None = None) -> URL:
+    """Create a database on the server of this URL, dropping one of that name; the URL of the new one."""
+    url = make_url(server)
+    drop_database(url, name)
+    clause = f' template "{template}"' if template else ""
+    _on_server(url, f'create database "{name}"{clause}')
+    return url.set(database=name)
+
+
+def drop_database(server: str | URL, name: str) -> None:
+    """Drop a database, ending whatever is still connected to it."""
+    _on_server(make_url(server), f'drop database if exists "{name}" with (force)')
+
+
+@contextmanager
+def cloned_database(server: str | URL, template: str, name: str) -> Iterator[Database]:
+    """A database cloned from a migrated template, which nobody may be connected to; dropped at the end."""
+    engine = create_engine(create_database(server, name, template=template))
+    try:
+        yield Database(engine)
+    finally:
+        engine.dispose()
+        drop_database(server, name)
+
+
+def clear(engine: Engine) -> None:
+    """
+    Delete every durable row and line, past the guards: for a test database only, as its superuser.
+
+    A transaction that a test forgot to end makes this fail rather than hang.
+    """
+    with engine.begin() as connection:
+        connection.execute(text("set local lock_timeout = '10s'"))
+        connection.execute(text("set local session_replication_role = replica"))
+        for table in TABLES:
+            connection.execute(text(in_schema(f"delete from durable.{table}")))
+
+
+class MovableClock:
+    """
+    The database's clock, moved for everybody who uses this database.
+
+    Installing it replaces `durable_now()`. It is no part of any migration, so a production
+    schema has nothing to fake time with.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def install(self) -> None:
+        with self._engine.begin() as connection:
+            for statement in (_clock.install_table, _clock.install_row, _clock.install_function):
+                run(connection, statement)
+
+    def uninstall(self) -> None:
+        with self._engine.begin() as connection:
+            for statement in (_clock.uninstall_function, _clock.uninstall_table):
+                run(connection, statement)
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock; a negative number sets it back."""
+        with self._engine.begin() as connection:
+            run(connection, _clock.move, seconds=seconds)
+
+    def freeze(self) -> None:
+        """Stop it; `advance` still moves it."""
+        with self._engine.begin() as connection:
+            run(connection, _clock.freeze)
+
+    def reset(self) -> None:
+        """Real time again."""
+        with self._engine.begin() as connection:
+            run(connection, _clock.reset)
+
+    def now(self) -> datetime:
+        with self._engine.begin() as connection:
+            instant: datetime = run(connection, _clock.now)[0]["now"]
+            return instant
+
+
+def migrated(url: str | URL) -> Engine:
+    """An engine on this database, brought to the newest schema."""
+    engine = create_engine(url)
+    migrate(engine)
+    return engine
+
+
+def _on_server(url: URL, statement: str) -> None:
+    engine = create_engine(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            connection.execute(text(statement))
+    finally:
+        engine.dispose()

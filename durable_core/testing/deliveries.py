@@ -1,0 +1,63 @@
+"""Deliveries in a wanted state, reached by legal moves only: the guards of the database judge every one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from durable_core.claims.claim import Claim, Holder
+from durable_core.database.statements import beside
+from durable_core.database.transactions import Transaction, checked, run
+from durable_core.deliveries.attempt import claim_one
+from durable_core.deliveries.declare import DeliveryKind
+from durable_core.states import DeliveryState
+
+_statements = beside(__file__)
+
+_UNCLAIMED = {DeliveryState.CANCELED, DeliveryState.EXPIRED}
+_ERRORS = {DeliveryState.FAILED: "GAVE_UP", DeliveryState.DEAD: "WORKER_ERROR"}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A delivery made for a test. `claim` is the one it was, or still is, processed under."""
+
+    id: str
+    claim: Claim | None = None
+
+    @property
+    def held(self) -> Claim:
+        """The claim of a row that was claimed."""
+        assert self.claim is not None, f"delivery {self.id} was never claimed"
+        return self.claim
+
+
+def make_delivery(
+    tx: Transaction,
+    kind: DeliveryKind[..., Any],
+    arguments: Mapping[str, object] | None = None,
+    *,
+    state: str = "pending",
+    holder: Holder | None = None,
+    **options: Any,
+) -> Made:
+    """
+    A delivery of this kind in this state, in the caller's transaction; `options` as in `kind.options`.
+
+    A row that is to have been claimed must be due. Raises ValueError for an unknown state.
+    """
+    wanted = DeliveryState(state)
+    row_id = kind.options(**options).enqueue(tx, **(arguments or {})).id
+    if wanted is DeliveryState.PENDING:
+        return Made(row_id)
+    claim = None if wanted in _UNCLAIMED else claim_one(checked(tx), kind, row_id, holder or Holder())
+    if claim is None and wanted not in _UNCLAIMED:
+        raise ValueError(f"delivery {row_id} is not due, so it cannot be {wanted}")
+    if wanted is not DeliveryState.PROCESSING:
+        raised = int(wanted is DeliveryState.CANCELED)
+        run(
+            checked(tx), _statements.end,
+            id=row_id, state=wanted.value, raised=raised, error_code=_ERRORS.get(wanted),
+        )  # fmt: skip
+    return Made(row_id, claim)
