@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import ClassVar
 
@@ -223,7 +224,10 @@ class Retry(Exception):
     def __init__(self, message: str = "", *, after: float | timedelta | None = None, code: str = "RETRY_ASKED") -> None:
         super().__init__(message)
         self.message, self.code = message, code
-        self.after = after.total_seconds() if isinstance(after, timedelta) else after
+        seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        if seconds is not None and not (isinstance(seconds, int | float) and math.isfinite(seconds)):
+            raise ValueError(f"Retry(after={after!r}): give seconds or a timedelta")
+        self.after = seconds
 
 
 class GiveUp(Exception):

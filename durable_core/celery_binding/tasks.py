@@ -68,6 +68,8 @@ def _told(attempted: Attempted) -> str:
             return attempted.outcome.value
         case Outcome.FAILED | Outcome.DEAD:
             raise DeliveryEnded(f"{attempted.outcome.value}: {attempted.error_code}: {attempted.error_message}")
+        case Outcome.UNAVAILABLE:
+            raise CeleryRetry(attempted.outcome.value)
         case Outcome.RETRY | Outcome.INTERRUPTED | Outcome.UNKNOWN:
             said = f"{attempted.outcome.value} (attempt {attempted.attempt} of {attempted.max_attempts})"
             raise CeleryRetry(f"{said}: {attempted.error_code}: {attempted.error_message}", when=attempted.due_at)

@@ -117,8 +117,10 @@ def take(tx: Transaction, statement: Statement, holder: Holder, **parameters: ob
 class Locked:
     """The row, locked on its fence in an open transaction: nobody else can take it before that ends."""
 
-    was_reaped: bool
-    """The lease had lapsed and the row went back to pending, but nobody took it: a late report."""
+    late: bool
+    """The lease had lapsed and the row went back to pending, but nobody took it since."""
+    booked: bool
+    """The reaper booked an interruption for it, which this report takes back."""
     xid: str
     lock_timeout_was: str
 
@@ -140,7 +142,8 @@ def lock(connection: Connection, statements: Statements, claim: Claim) -> Locked
     if row is None or was is None:
         return None
     return Locked(
-        was_reaped=row["state"] == "pending" and row["error_code"] == "CLAIM_EXPIRED",
+        late=row["state"] == "pending",
+        booked=row["state"] == "pending" and row["error_code"] == "CLAIM_EXPIRED",
         xid=row["xid"],
         lock_timeout_was=was["was"],
     )
@@ -172,7 +175,7 @@ def settle_and_commit(
 
 
 def _settling(claim: Claim, locked: Locked, receipt: Mapping[str, object]) -> dict[str, object]:
-    return {**claim.naming, "xid": locked.xid, "was_reaped": int(locked.was_reaped), **receipt}
+    return {**claim.naming, "xid": locked.xid, "late": locked.late, "booked": int(locked.booked), **receipt}
 
 
 def _sent(

@@ -93,13 +93,14 @@ class Heartbeat:
             mine = [h for h in held if h.statements is statements]
             if self._connection is None or self._connection.closed:
                 self._connection = self._database.detached()
-            rows = run(
-                self._connection,
-                statements.keep,
-                ids=[h.claim.id for h in mine],
-                fences=[h.claim.fence for h in mine],
-                lease_seconds=self._holder.lease_seconds,
-            )
+            with self._connection.begin():
+                rows = run(
+                    self._connection,
+                    statements.keep,
+                    ids=[h.claim.id for h in mine],
+                    fences=[h.claim.fence for h in mine],
+                    lease_seconds=self._holder.lease_seconds,
+                )
             lost = {(str(row["id"]), row["fence"]) for row in rows if not row["still_ours"]}
             for h in mine:
                 if (h.claim.id, h.claim.fence) in lost and not h.lost.is_set():

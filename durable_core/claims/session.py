@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -19,6 +21,11 @@ from durable_core.database.connections import Database, raw
 from durable_core.database.statements import Statements
 from durable_core.database.transactions import run_raw
 from durable_core.errors import ClaimLost, EffectEscaped, StepTransactionOwned
+
+log = logging.getLogger("durable.run")
+
+OPEN_TOO_LONG_SECONDS = 5.0
+"""A step's transaction that was open longer is warned of: it held a row lock and the vacuum horizon; open it last."""
 
 Effect = Callable[[Session], object]
 """Written inside the commit. Must be re-runnable: a commit that is tried again runs it again."""
@@ -69,6 +76,7 @@ class StepTransaction:
         self._connection: Connection | None = None
         self._locked: Locked | None = None
         self._session: Session | None = None
+        self._opened_at = 0.0
 
     @property
     def used(self) -> bool:
@@ -102,6 +110,7 @@ class StepTransaction:
             for competing in ("binds", "twophase", "autobegin"):
                 options.pop(competing, None)
             self._session = _guarded(maker.class_)(**options)
+            self._opened_at = time.monotonic()
         return self._session
 
     def commit(self, receipt: Mapping[str, object], effects: tuple[Effect, ...]) -> None:
@@ -113,8 +122,13 @@ class StepTransaction:
         effect raises.
         """
         connection, locked = self._open()
-        for effect in effects:
-            effect(self.session())
+        try:
+            for effect in effects:
+                effect(self.session())
+        except BaseException:
+            # Before anyone reports this: our own lock would make the report wait for us.
+            self.discard()
+            raise
         driver = raw(connection)
         try:
             if self._session is None:
@@ -145,6 +159,11 @@ class StepTransaction:
     def discard(self) -> None:
         """End the transaction without committing what is uncommitted, and give the connection back."""
         session, self._session = self._session, None
+        if session is not None and (open_for := time.monotonic() - self._opened_at) > OPEN_TOO_LONG_SECONDS:
+            log.warning(
+                "step_session_open_long",
+                extra={"row_id": self._claim.id, "kind": self._claim.kind, "duration_s": round(open_for, 1)},
+            )
         connection, self._connection = self._connection, None
         self._locked = None
         try:

@@ -53,13 +53,9 @@ class Database:
         level and meet 40001: there each use runs in one explicit READ COMMITTED transaction.
         """
         with self.engine.connect() as connection:
-            if _default_isolation(connection) == "read committed":
-                connection.execution_options(isolation_level="AUTOCOMMIT")
+            _one_statement_at_a_time(connection)
+            with connection.begin():
                 yield connection
-            else:
-                connection.execution_options(isolation_level="READ COMMITTED")
-                with connection.begin():
-                    yield connection
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -72,10 +68,12 @@ class Database:
         return self.engine.connect().execution_options(isolation_level="READ COMMITTED")
 
     def detached(self) -> Connection:
-        """An autocommitting connection of its own, outside the host's pool; the caller closes it."""
+        """As `autocommit`, on a connection outside the host's pool; the caller begins each use and closes it."""
         connection = self.engine.connect()
+        # The level first: a detached connection has no record in the pool on which SQLAlchemy could note it.
+        _one_statement_at_a_time(connection)
         connection.detach()
-        return connection.execution_options(isolation_level="AUTOCOMMIT")
+        return connection
 
     def forget_connections(self) -> None:
         """In a forked child: drop the parent's sockets without closing them."""
@@ -85,6 +83,12 @@ class Database:
 def raw(connection: Connection) -> psycopg.Connection[Any]:
     """The psycopg connection under a SQLAlchemy one."""
     return cast("psycopg.Connection[Any]", connection.connection.driver_connection)
+
+
+def _one_statement_at_a_time(connection: Connection) -> None:
+    """Each statement its own transaction, where that is READ COMMITTED by default: then `begin` sends nothing."""
+    plain = _default_isolation(connection) == "read committed"
+    connection.execution_options(isolation_level="AUTOCOMMIT" if plain else "READ COMMITTED")
 
 
 def _default_isolation(connection: Connection) -> str:

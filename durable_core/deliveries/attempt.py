@@ -48,6 +48,7 @@ class Outcome(StrEnum):
     DEAD = "dead"
     CLAIM_LOST = "claim lost"
     INTERRUPTED = "interrupted"
+    UNAVAILABLE = "no answer from the database, will be hinted again"
     UNKNOWN = "unknown, left to its lease"
 
 
@@ -111,12 +112,18 @@ def perform(worker: Worker, kind: DeliveryKind[..., Any], row_id: str) -> Attemp
     """
     Act on a hint: claim the row, run its handler, commit the outcome.
 
-    A hint that finds nothing to take is an ordinary outcome. Raises only what is no
-    business of a delivery: an exit of the process (after the row was given back), or a
-    database that does not answer the claim.
+    A hint that finds nothing to take is an ordinary outcome, and so is a database that does
+    not answer: dispatch hints again. Raises only an exit of the process, after the row was
+    given back.
     """
-    with worker.database.autocommit() as connection:
-        claim = claim_one(connection, kind, row_id, worker.holder)
+    try:
+        with worker.database.autocommit() as connection:
+            claim = claim_one(connection, kind, row_id, worker.holder)
+    except (DBAPIError, psycopg.Error) as error:
+        if not is_infrastructure(error):
+            raise
+        log.warning("claim_not_answered", extra={"row_id": row_id, "kind": kind.name, "error": str(error)[:300]})
+        return Attempted(Outcome.UNAVAILABLE, row_id, kind.name)
     if claim is None:
         log.debug("nothing_to_claim", extra={"row_id": row_id, "kind": kind.name})
         return Attempted(Outcome.NOTHING_TO_DO, row_id, kind.name)
@@ -258,8 +265,9 @@ class _Attempt:
         if not isinstance(error, Exception):
             raise error
         code = error.reason if isinstance(error, EffectEscaped) else "WORKER_ERROR"
-        lines = "".join(traceback.format_exception(error))
-        return self._retry_later(code, f"{type(error).__name__}: {error}\n\n{lines}")
+        # Not str(error): an exception's own text may raise, and a failure must still be recorded.
+        said, lines = traceback.format_exception_only(error)[-1], traceback.format_exception(error)
+        return self._retry_later(code, f"{said}\n{''.join(lines)}")
 
     def _retry_later(self, code: str, message: str, after: float | None = None) -> Attempted:
         failure, random = self.claim.attempt, self.worker.random
@@ -278,7 +286,7 @@ class _Attempt:
             log.error("failure_not_recorded", extra=self._facts(error=clean_text(str(error), 500)))
             return self._attempted(Outcome.UNKNOWN)
         if row is None:
-            return self._refused("failure")
+            return self._settled_already() or self._refused("failure")
         outcome = {
             DeliveryState.PENDING: Outcome.RETRY,
             DeliveryState.FAILED: Outcome.FAILED,
@@ -293,6 +301,18 @@ class _Attempt:
         first_line = clean_text(message, 500).split("\n", 1)[0]
         log.log(level, event, extra=self._facts(outcome=outcome.value, error_code=code, error=first_line))
         return self._attempted(outcome, code, first_line, row["due_at"])
+
+    def _settled_already(self) -> Attempted | None:
+        """An exception (a time limit) may strike after COMMIT was sent: then the row says what this fence came to."""
+        try:
+            with self.worker.database.autocommit() as connection:
+                rows = run(connection, _statements.resolve, id=self.claim.id, lock_timeout=LOCK_TIMEOUT)
+        except (DBAPIError, psycopg.Error):
+            return None
+        if not rows or not rows[0]["fence"] == rows[0]["settled_fence"] == self.claim.fence:
+            return None
+        log.info("commit_resolved", extra=self._facts(resolved=rows[0]["state"]))
+        return self._attempted(Outcome.SENT) if rows[0]["state"] == DeliveryState.SENT else None
 
     def _interrupted(self, error: BaseException) -> Attempted:
         """The machine room refused for good: give the row back without spending an attempt."""

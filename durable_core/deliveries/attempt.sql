@@ -151,7 +151,7 @@ with settled as (
     update durable.deliveries d
     set state = 'sent',
         settled_fence = :fence,
-        interruptions = d.interruptions - cast(:was_reaped as integer),
+        interruptions = d.interruptions - cast(:booked as integer),
         result = cast(:result as jsonb),
         error_code = null,
         error_message = null,
@@ -172,7 +172,7 @@ journalled as (
         (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = s.id),
         'delivery', 'settle late', 'pending', 'sent', s.fence, s.attempts
     from settled s
-    where cast(:was_reaped as integer) = 1
+    where cast(:late as boolean)
 )
 select 1 / count(*) as settled from settled
 

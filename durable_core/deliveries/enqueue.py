@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from uuid_utils.compat import uuid7
@@ -39,7 +38,9 @@ KEY_WAIT = "50ms"
 """How long an enqueue waits for another open transaction that is writing the same key; design, section 4."""
 
 BATCH = 1000
-"""Rows of `enqueue_many` in one statement; with 256 kB a row the text stays far below Postgres' 1 GB."""
+"""Rows of `enqueue_many` in one statement."""
+BATCH_CHARACTERS = 8 * 1024 * 1024
+"""And the size of their arguments, so that memory here and jsonb's own limit (256 MB) stay out of sight."""
 
 _TRIES_FOR_A_KEY = 3
 
@@ -145,7 +146,15 @@ def enqueue_by_name(tx: Transaction, kind: str, arguments: Mapping[str, object],
 
 
 def _batches(rows: Iterator[New]) -> Iterator[list[New]]:
-    while batch := list(islice(rows, BATCH)):
+    batch: list[New] = []
+    size = 0
+    for row in rows:
+        batch.append(row)
+        size += len(row.arguments)
+        if len(batch) == BATCH or size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
         yield batch
 
 

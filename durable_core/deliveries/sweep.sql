@@ -103,8 +103,6 @@ reaped as (
     update durable.deliveries d
     set state = v.state,
         interruptions = d.interruptions + case when v.timed_out then 0 else 1 end,
-        -- A time-out is a failure that has been reported; its late owner has nothing to add.
-        settled_fence = case when v.timed_out then d.fence else d.settled_fence end,
         due_at = case when v.state = 'pending'
             then clock.now + make_interval(secs => v.delay_seconds) else d.due_at end,
         hint_at = case when v.state = 'pending'
