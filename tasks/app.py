@@ -10,6 +10,7 @@ from sqlalchemy import Engine, create_engine
 
 from beat_schedule import beat_schedule
 from durable_core.celery_binding import install
+from durable_core.celery_binding.transport import guarded
 from durable_core.errors import NotInstalled
 
 
@@ -34,7 +35,8 @@ def engine() -> Engine:
 
 app = Celery("tasks", include=["tasks.email", "tasks.webhook"])
 app.conf.update(
-    broker_url=os.environ.get("DURABLE_REDIS_URL", "redis://127.0.0.1:6379/0"),
+    # Guarded: one damaged message in Redis would stop a stock worker, and return to stop the next.
+    broker_url=guarded(os.environ.get("DURABLE_REDIS_URL", "redis://127.0.0.1:6379/0")),
     # Where the rows live; see above.
     durable_engine=engine,
     durable_schema=os.environ.get("DURABLE_SCHEMA", "durable"),

@@ -12,7 +12,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery
 
 from durable_core import kinds, wakes
-from durable_core.celery_binding import tasks, workers
+from durable_core.celery_binding import tasks, transport, workers
 from durable_core.celery_binding.publish import CeleryCarrier
 from durable_core.celery_binding.settings import Settings, database_of
 from durable_core.database.connections import Database
@@ -97,6 +97,7 @@ def install(app: Celery) -> Durable:
     if app in _installed:
         return _installed[app]
     durable = _installed[app] = Durable(app)
+    transport.register()
     for sweep in SWEEPS:
         tasks.register_sweep(durable, sweep)
     for kind in kinds.deliveries:

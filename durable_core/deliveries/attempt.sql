@@ -115,8 +115,9 @@ select h.id, h.fence,
     exists (select from kept k where k.id = h.id) as kept,
     exists (
         select from durable.deliveries d
-        where d.id = h.id and d.fence = h.fence and d.settled_fence < h.fence
-            and d.state in ('processing', 'pending')
+        where d.id = h.id and d.fence = h.fence
+            -- Settled under this fence: by this very attempt, whose commit came between two beats.
+            and (d.settled_fence = h.fence or d.state in ('processing', 'pending'))
     ) as still_ours
 from held h
 

@@ -1,0 +1,182 @@
+"""The guarded transport over a real Valkey: what is no hint never reaches Celery, and other queues pass unchanged."""
+
+import base64
+import contextlib
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu import Connection, Queue
+
+import tasks
+from durable_core.celery_binding import transport
+from durable_core.celery_binding.publish import CeleryCarrier, broker_queue
+from durable_core.celery_binding.transport import GuardedTransport, Refused, guarded, rebuilt
+from durable_core.local.services import Addresses
+from durable_core.wakes import Hint
+
+pytestmark = pytest.mark.serial
+
+transport.register()
+
+
+def message(
+    task: str = "mail.send", row_id: Any = "01a227e1-8921-7001-a2c4-ace8f4971791", **over: Any
+) -> dict[str, Any]:
+    body = json.dumps([[], {"id": row_id}, {"callbacks": None}])
+    return {
+        "body": base64.b64encode(body.encode()).decode(),
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": {"task": task, "id": str(uuid.uuid4()), "kwargsrepr": "{'attempt': 3}", "eta": "2999-01-01"},
+        "properties": {"delivery_tag": "x", "priority": 3, "reply_to": "elsewhere", "correlation_id": "y"},
+        **over,
+    }
+
+
+def body(*content: Any) -> str:
+    return base64.b64encode(json.dumps(content).encode()).decode()
+
+
+def test_a_hint_is_made_anew_from_its_kind_and_id_alone() -> None:
+    made = rebuilt(message(), "durable.mail")
+
+    assert json.loads(base64.b64decode(made["body"]))[:2] == [[], {"id": "01a227e1-8921-7001-a2c4-ace8f4971791"}]
+    assert made["headers"]["eta"] is None
+    assert made["headers"]["timelimit"] == [None, None]
+    assert made["headers"]["kwargsrepr"] == repr(
+        {"kind": "mail.send", "id": "01a227e1-8921-7001-a2c4-ace8f4971791", "attempt": 3}
+    )
+    assert made["properties"]["reply_to"] == ""
+    assert made["properties"]["delivery_tag"] != "x"
+    assert made["properties"]["priority"] == 3
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        [],
+        "text",
+        None,
+        message(headers=None),
+        message(properties=3),
+        message(body=7),
+        message(body="not base64!"),
+        message(body=body(1, 2, 3)),
+        message(body=body([], {"id": "01a227e1-8921-7001-a2c4-ace8f4971791"})),
+        message(body=body(["x"], {"id": "01a227e1-8921-7001-a2c4-ace8f4971791"}, {})),
+        message(body=body([], {"id": "01a227e1-8921-7001-a2c4-ace8f4971791", "more": 1}, {})),
+        message(body=base64.b64encode(b"[" * 100_000).decode()),
+        message(body=base64.b64encode(b"[" * 1_500).decode()),
+        message(row_id=41),
+        message(row_id="../../etc"),
+        message(row_id=None),
+        message(task="os.system\nFAKE LOG LINE"),
+        message(task=""),
+        message(headers={"task": "mail.send", "id": "x" * 65}),
+        message(headers={"task": ["mail.send"], "id": "x"}),
+        message(task="durable.other"),
+        message(task="celery.backend_cleanup", body=body([], {}, {})),
+    ],
+    ids=range(22),
+)
+def test_what_is_no_hint_is_refused_whatever_is_wrong_with_it(damaged: Any) -> None:
+    with pytest.raises(Refused):
+        rebuilt(damaged, "durable.mail")
+
+
+def test_a_sweep_passes_without_a_row() -> None:
+    made = rebuilt(message(task="durable.reap", body=body([], {}, {})), "durable.control")
+
+    assert made["headers"]["task"] == "durable.reap"
+    assert json.loads(base64.b64decode(made["body"]))[:2] == [[], {}]
+
+
+@pytest.fixture
+def valkey(services: Addresses) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(services.redis_url) as client:
+        yield client
+        client.flushdb()
+
+
+@pytest.fixture
+def broker(services: Addresses, valkey: redis.Redis) -> Iterator[Connection]:
+    with Connection(guarded(services.redis_url)) as connection:
+        yield connection
+
+
+def drained(connection: Connection, queue: Queue, expected: int) -> list[Any]:
+    """The bodies that a consumer of this queue is given."""
+    got: list[Any] = []
+    with connection.Consumer(queue, callbacks=[lambda payload, msg: (got.append(payload), msg.ack())], accept=["json"]):
+        while len(got) < expected:
+            connection.drain_events(timeout=5)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                connection.drain_events(timeout=0.3)
+    return got
+
+
+def test_raw_garbage_is_dropped_and_the_hints_around_it_arrive(
+    broker: Connection, valkey: redis.Redis, services: Addresses
+) -> None:
+    app = Celery("producer", broker=guarded(services.redis_url))
+    first, last = (Hint("mail.send", str(uuid.uuid4()), "mail", 0) for _ in range(2))
+    CeleryCarrier(app).publish([first])
+    garbage = [b"", b"\xff\xfe", b"{", b"[" * 200_000, b"null", b'"text"', b'{"body": 1}', b"x" * 1_000_000]
+    for item in garbage:
+        valkey.lpush("durable.mail", item)
+    CeleryCarrier(app).publish([last])
+    before = sum(transport.dropped.values())
+
+    got = drained(broker, broker_queue("mail"), expected=2)
+
+    assert [kwargs for _, kwargs, _ in got] == [{"id": first.id}, {"id": last.id}]
+    assert sum(transport.dropped.values()) - before == len(garbage)
+
+
+def test_messages_of_other_queues_pass_unchanged(broker: Connection) -> None:
+    queue = Queue("users.own", routing_key="users.own")
+    with broker.Producer() as producer:
+        producer.publish({"any": ["thing", 1]}, routing_key="users.own", declare=[queue])
+
+    assert drained(broker, queue, expected=1) == [{"any": ["thing", 1]}]
+
+
+def test_a_hint_carries_no_more_than_a_kind_an_id_and_its_attempt(valkey: redis.Redis, services: Addresses) -> None:
+    hint = Hint("mail.send", str(uuid.uuid4()), "mail", 0, attempt=2)
+    CeleryCarrier(Celery("producer", broker=services.redis_url)).publish([hint])
+
+    (item,) = valkey.lrange("durable.mail", 0, -1)
+
+    sent = json.loads(item)
+    assert json.loads(base64.b64decode(sent["body"]))[:2] == [[], {"id": hint.id}]
+    assert sent["headers"]["id"] == hint.id
+    assert sent["headers"]["kwargsrepr"] == repr({"kind": "mail.send", "id": hint.id, "attempt": 2})
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port"),
+    [("redis://example:6380/2", "example", 6380), ("redis://:pw@127.0.0.1:7000/0", "127.0.0.1", 7000)],
+)
+def test_the_guarded_url_reaches_the_same_server_through_the_guard(url: str, host: str, port: int) -> None:
+    connection = Connection(guarded(url))
+
+    assert isinstance(connection.transport, GuardedTransport)
+    assert (connection.hostname, connection.port) == (host, port)
+
+
+def test_the_secure_scheme_checks_the_certificate() -> None:
+    connection = Connection(guarded("rediss://example:6380/0"))
+
+    assert isinstance(connection.transport, transport.GuardedSecureTransport)
+    assert connection.ssl["ssl_cert_reqs"].name == "CERT_REQUIRED"
+
+
+def test_the_deployable_app_uses_the_guarded_transport() -> None:
+    assert tasks.app.conf.broker_url.startswith("durable-redis")
+    assert isinstance(tasks.app.connection_for_read().transport, GuardedTransport)
