@@ -13,6 +13,7 @@ from celery import Celery
 
 from durable_core import kinds, wakes
 from durable_core.celery_binding import tasks, transport, workers
+from durable_core.celery_binding.children import ChildWatch
 from durable_core.celery_binding.publish import CeleryCarrier
 from durable_core.celery_binding.settings import Settings, database_of
 from durable_core.database.connections import Database
@@ -35,6 +36,7 @@ class Durable:
         self.carrier = CeleryCarrier(app)
         self._lock = threading.Lock()
         self._worker: tuple[int, Worker] | None = None
+        self.children: ChildWatch | None = None
 
     @cached_property
     def settings(self) -> Settings:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from celery import signals
 
 from durable_core import kinds
+from durable_core.celery_binding.children import ChildWatch
 from durable_core.celery_binding.publish import broker_queue
 from durable_core.claims.claim import OWNER_VARIABLE
 from durable_core.database.migrate import check
@@ -61,7 +62,15 @@ def connect(durable: Durable) -> None:
     def in_a_child(**_: Any) -> None:
         durable.after_fork()
 
+    def watch_children(sender: Any = None, **_: Any) -> None:
+        controller = getattr(sender, "controller", None)
+        if getattr(sender, "app", None) is app and controller is not None:
+            durable.children = ChildWatch(durable, controller.pool)
+            durable.children.start()
+
     def stop_beating(**_: Any) -> None:
+        if durable.children is not None:
+            durable.children.stop()
         worker = durable.__dict__.get("_worker")
         if worker is not None and worker[0] == os.getpid():
             worker[1].heartbeat.stop()
@@ -81,6 +90,7 @@ def connect(durable: Durable) -> None:
         (signals.celeryd_after_setup, consume_ours),
         (signals.worker_init, refuse_wrong_schema),
         (signals.worker_process_init, in_a_child),
+        (signals.worker_ready, watch_children),
         (signals.worker_process_shutdown, stop_beating),
         (signals.worker_shutdown, stop_beating),
         (signals.task_unknown, remark_unknown),

@@ -97,6 +97,28 @@ def reap(
         return _reap_one_by_one(database, decide, limit)
 
 
+def give_back(
+    database: Database,
+    owner: str,
+    pid: int,
+    *,
+    heartbeat_seconds: float = 8.0,
+    random: Callable[[], float] = random_module.random,
+) -> int:
+    """
+    Take back at once what a dead process of this owner held, as its parent asks; how many rows moved.
+
+    Counted as `reap` counts, and once: whoever comes second finds another state. A row that
+    is still locked by the dead process's backend is left for the next call, or to its lease.
+    """
+    decide = _Decision(
+        heartbeat_seconds, random, move="release", code="CHILD_LOST", says="the process that ran this delivery died"
+    )
+    with database.transaction() as connection:
+        owned = run(connection, _statements.owned, owner=owner, pid=pid)
+        return decide.reap(connection, owned) if owned else 0
+
+
 def _reap_one_by_one(database: Database, decide: _Decision, limit: int) -> int:
     """One raising row must not keep the rest from rescue: a savepoint each, and the offender is held back."""
     moved = 0
@@ -125,18 +147,27 @@ def hold(connection: Connection, row_id: str, reason: str) -> None:
 class _Decision:
     """What a lapsed lease means for each row."""
 
-    def __init__(self, heartbeat_seconds: float, random: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        heartbeat_seconds: float,
+        random: Callable[[], float],
+        *,
+        move: str = "reap",
+        code: str = "CLAIM_EXPIRED",
+        says: str = "the worker that held this delivery fell silent",
+    ) -> None:
         self.heartbeat_seconds, self.random = heartbeat_seconds, random
+        self.move, self.code, self.says = move, code, says
 
     def lapsed(self, connection: Connection, limit: int) -> list[Row]:
         return run(connection, _statements.lapsed, limit=limit, heartbeat_seconds=self.heartbeat_seconds)
 
     def reap(self, connection: Connection, lapsed: list[Row]) -> int:
         verdicts = json.dumps([self._verdict(row) for row in lapsed])
-        reaped = run(connection, _statements.reap, verdicts=verdicts)
+        reaped = run(connection, _statements.reap, verdicts=verdicts, move=self.move)
         for row in reaped:
             log.warning(
-                "lease_expired",
+                "lease_expired" if self.move == "reap" else "claim_released",
                 extra={
                     "row_id": row["id"],
                     "kind": row["kind"],
@@ -157,8 +188,8 @@ class _Decision:
             verdict = after_interruption(
                 interruptions, row["max_interruptions"], rescue_seconds(interruptions, self.random)
             )
-            code = "CLAIM_EXPIRED" if verdict.state is DeliveryState.PENDING else "WORKER_LOST"
-            message = "the worker that held this delivery fell silent; its outcome is unknown"
+            code = self.code if verdict.state is DeliveryState.PENDING else "WORKER_LOST"
+            message = f"{self.says}; its outcome is unknown"
         return {
             "id": str(row["id"]), "fence": row["fence"], "state": verdict.state.value,
             "delay_seconds": verdict.delay_seconds, "timed_out": row["timed_out"],

@@ -85,8 +85,26 @@ select l.id, l.kind, l.fence, l.interruptions, l.max_attempts, l.max_interruptio
 from locked l
 where l.lease_expires_at <= durable.durable_now()
 
+-- name: owned
+-- before: processing under this owner, in a process of it that has died
+-- after:  locked, for `reap` in the same transaction to decide, without waiting for the lease
+-- locks:  the rows, skipping those that are locked: the dead process's backend may not have noticed yet
+with locked as materialized (
+    select d.id, d.kind, d.fence, d.attempts, d.interruptions, d.shutdowns, d.snoozes, d.max_attempts,
+        d.max_interruptions, d.deadline_at
+    from durable.deliveries d
+    where d.state = 'processing' and d.held_reason is null and d.owner = :owner and d.owner_pid = :pid
+    order by d.id
+    for no key update skip locked
+)
+select l.id, l.kind, l.fence, l.interruptions, l.max_attempts, l.max_interruptions,
+    l.attempts - l.interruptions - l.shutdowns - l.snoozes as attempt,
+    -- Killed at its deadline, by the hard limit: a failure. Killed before: an interruption.
+    l.deadline_at <= durable.durable_now() as timed_out
+from locked l
+
 -- name: reap
--- before: locked by `lapsed` in this transaction
+-- before: locked by `lapsed` or `owned` in this transaction
 -- after:  pending and due again, or dead; an interruption or, past the deadline, a failure; the fence untouched, so
 --         that a late report on a row that nobody took meanwhile still lands
 -- locks:  the rows, held already
@@ -124,7 +142,7 @@ journalled as (
         (row_id, seq, contract, move, from_state, to_state, fence, attempt, owner, reason, facts, lease_before)
     select r.id,
         (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = r.id),
-        'delivery', 'reap', 'processing', r.state, r.fence, r.attempts,
+        'delivery', cast(:move as text), 'processing', r.state, r.fence, r.attempts,
         r.owner_host || ':' || r.owner_pid, r.error_code, jsonb_build_object('due_at', r.due_at),
         r.lease_before
     from reaped r
