@@ -9,13 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from durable_core.celery_binding.durable import Durable
 from durable_core.claims.claim import owner_nonce
 from durable_core.deliveries.sweep import give_back
-
-if TYPE_CHECKING:
-    from durable_core.celery_binding.install import Durable
 
 log = logging.getLogger("durable.worker")
 

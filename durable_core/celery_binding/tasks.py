@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.exceptions import Retry as CeleryRetry
 
+from durable_core import kinds
+from durable_core.celery_binding.durable import Durable
 from durable_core.deliveries import attempt
 from durable_core.deliveries.attempt import Attempted, Outcome
 from durable_core.deliveries.declare import DeliveryKind
 from durable_core.deliveries.read import checked_id
 from durable_core.errors import DefinitionError, NotFound
 from durable_core.sweeps import Sweep, run_sweep
-
-if TYPE_CHECKING:
-    from durable_core.celery_binding.install import Durable
 
 HARD_LIMIT_GRACE = 10.0
 """Seconds between the soft limit, an exception in the handler, and the hard one, which kills the child."""
@@ -26,6 +25,13 @@ class DeliveryEnded(Exception):
 
 def is_ours(task: object) -> bool:
     return getattr(task, "durable_kind", None) is not None
+
+
+def check_names(durable: Durable) -> None:
+    """Raises DefinitionError when a kind is named like a task of the host's."""
+    for kind in kinds.deliveries:
+        if not is_ours(durable.app.tasks.get(kind.name)):
+            raise DefinitionError(f"kind {kind.name!r} is named like an existing Celery task; rename one of them.")
 
 
 def register_kind(durable: Durable, kind: DeliveryKind[..., Any]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import signals
 
 from durable_core import kinds
 from durable_core.celery_binding.children import ChildWatch
+from durable_core.celery_binding.durable import Durable
 from durable_core.celery_binding.publish import broker_queue
+from durable_core.celery_binding.tasks import check_names
 from durable_core.claims.claim import OWNER_VARIABLE
 from durable_core.database.migrate import check
 from durable_core.deliveries.attempt import wait_for_handler
@@ -19,15 +21,13 @@ from durable_core.deliveries.read import checked_id
 from durable_core.errors import DurableError, NotFound
 from durable_core.sweeps import CONTROL_QUEUE
 
-if TYPE_CHECKING:
-    from durable_core.celery_binding.install import Durable
-
 log = logging.getLogger("durable.worker")
 
 
 def connect(durable: Durable) -> None:
     """Connect this app's worker signals, once; a process may hold several apps, so each asks whether it is meant."""
     app = durable.app
+    watches: list[ChildWatch] = []
 
     def draw_owner(instance: Any = None, **_: Any) -> None:
         if instance is None or instance.app is app:
@@ -50,7 +50,7 @@ def connect(durable: Durable) -> None:
         if getattr(sender, "app", app) is not app:
             return
         try:
-            durable.check_names()
+            check_names(durable)
             with durable.database.engine.connect() as connection:
                 check(connection)
         except DurableError as error:
@@ -65,12 +65,13 @@ def connect(durable: Durable) -> None:
     def watch_children(sender: Any = None, **_: Any) -> None:
         controller = getattr(sender, "controller", None)
         if getattr(sender, "app", None) is app and controller is not None:
-            durable.children = ChildWatch(durable, controller.pool)
-            durable.children.start()
+            watch = ChildWatch(durable, controller.pool)
+            if watch.start():
+                watches.append(watch)
 
     def stop_beating(**_: Any) -> None:
-        if durable.children is not None:
-            durable.children.stop()
+        while watches:
+            watches.pop().stop()
         worker = durable.__dict__.get("_worker")
         if worker is not None and worker[0] == os.getpid():
             worker[1].heartbeat.stop()
