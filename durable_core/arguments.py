@@ -97,6 +97,7 @@ class Signature:
                 )
         self._parameters = parameters[1:]
         self._signature = inspect.Signature(self._parameters)
+        self._fields = {parameter.name: f"argument_{n}" for n, parameter in enumerate(self._parameters)}
         self._model: type[pydantic.BaseModel] | None = None
 
     @property
@@ -104,10 +105,14 @@ class Signature:
         """The pydantic model of the arguments: strict, nothing extra."""
         if self._model is None:
             hints = typing.get_type_hints(self._handler, include_extras=True)
+            # Fields under names of ours, the arguments as aliases: `copy`, `json` or `_id` would meet pydantic's own.
             fields: dict[str, Any] = {
-                parameter.name: (
+                self._fields[parameter.name]: (
                     hints.get(parameter.name, Any),
-                    ... if parameter.default is inspect.Parameter.empty else parameter.default,
+                    pydantic.Field(
+                        ... if parameter.default is inspect.Parameter.empty else parameter.default,
+                        alias=parameter.name,
+                    ),
                 )
                 for parameter in self._parameters
             }
@@ -133,15 +138,13 @@ class Signature:
             raise InvalidArguments(self.kind, _culprit(refused, kwargs, self._parameters), str(refused)) from None
         packed: dict[str, object] = {}
         for name, given in bound.items():
-            default = self._signature.parameters[name].default
             try:
                 value = self._to_json(name, given)
-                check(value, name)
+                check({name: value})
             except Unfit as unfit:
                 raise InvalidArguments(self.kind, name, str(unfit)) from None
-            if default is not inspect.Parameter.empty and value == self._to_json(name, default):
-                continue
-            packed[name] = value
+            if not self._is_default(name, value):
+                packed[name] = value
         text = canonical(packed)
         if (size := len(text.encode())) > MAX_BYTES:
             largest = max(packed, key=lambda name: len(canonical(packed[name])))
@@ -150,6 +153,16 @@ class Signature:
                 f"the arguments take {size} bytes, more than {MAX_BYTES}; store the data and pass its id",
             )  # fmt: skip
         return text
+
+    def _is_default(self, name: str, value: object) -> bool:
+        """Compared as text: to Python True is 1 and 1.0 is 1, to a handler they are not."""
+        default = self._signature.parameters[name].default
+        if default is inspect.Parameter.empty:
+            return False
+        try:
+            return canonical(value) == canonical(self._to_json(name, default))
+        except Unfit:
+            return False  # a default that is no JSON, or not of its own type, equals nothing that was handed over
 
     def _to_json(self, name: str, given: object) -> object:
         """One argument, checked and turned to JSON; refused unless JSON gives back an equal value."""
@@ -176,7 +189,7 @@ class Signature:
     def _adapter(self, name: str) -> pydantic.TypeAdapter[Any]:
         adapters: dict[str, pydantic.TypeAdapter[Any]] = self.__dict__.setdefault("_adapters", {})
         if name not in adapters:
-            field = self.model.model_fields[name]
+            field = self.model.model_fields[self._fields[name]]
             annotation: Any = field.rebuild_annotation()
             # A pydantic model or dataclass brings its own configuration, and refuses another beside it.
             config = pydantic.ConfigDict(arbitrary_types_allowed=True)
@@ -194,7 +207,7 @@ class Signature:
             first = refused.errors(include_url=False, include_input=False)[0]
             name = str(first["loc"][0]) if first["loc"] else "arguments"
             raise InvalidArguments(self.kind, name, str(first["msg"])) from None
-        return {name: getattr(model, name) for name in type(model).model_fields}
+        return {name: getattr(model, field) for name, field in self._fields.items()}
 
 
 def _culprit(refused: TypeError, kwargs: Mapping[str, object], parameters: Sequence[inspect.Parameter]) -> str:
@@ -213,9 +226,9 @@ def packed_freely(kind: str, arguments: Mapping[str, object]) -> str:
     """The canonical text for a kind whose code is not here; checked as JSON, not against a signature."""
     for name, value in arguments.items():
         try:
-            check(value, name)
+            check({name: value})
         except Unfit as unfit:
-            raise InvalidArguments(kind, name, str(unfit)) from None
+            raise InvalidArguments(kind, clean_text(str(name), 100), str(unfit)) from None
     text = canonical(dict(arguments))
     if (size := len(text.encode())) > MAX_BYTES:
         raise InvalidArguments(kind, "arguments", f"they take {size} bytes, more than {MAX_BYTES}")

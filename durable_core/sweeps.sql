@@ -27,6 +27,9 @@ begun as (
 select b.began_at, coalesce(b.hold_until > b.began_at, false) as held_back from begun b
 
 -- name: end
+-- before: `begin` gave this sweep its turn
+-- after:  its line says when it ended, how much it moved, and what went wrong
+-- locks:  the sweep's line
 update durable.loops l
 set ended_at = durable.durable_now(), moved = :moved, error = :error
 where l.name = :name

@@ -1,19 +1,23 @@
 """
-The parent of a prefork pool watches its children: what a killed one held is given back at once, not after its lease.
+The parent of a prefork pool watches its children: what a dead one held is given back at once, not after its lease.
 
-Two may see one death, this and the reaper; both name state and owner or fence, so it counts once.
+Two may see one death, this and the reaper; both name state and owner or fence, so it counts
+once. At a shutdown the handlers may go on for the grace; then the children that still run
+one are killed, and what they held is given back as a shutdown.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
+import time
 from typing import Any
 
 from durable_core.celery_binding.durable import Durable
 from durable_core.claims.claim import owner_nonce
-from durable_core.deliveries.sweep import give_back
+from durable_core.deliveries.sweep import give_back, holding_pids
 
 log = logging.getLogger("durable.worker")
 
@@ -29,17 +33,31 @@ class ChildWatch:
         self._durable, self._pool = durable, pool
         self._pid = os.getpid()
         self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="durable-children", daemon=True)
+        self._seen: set[int] = set()
+        self._kill_at: float | None = None
 
     def start(self) -> bool:
         """Whether there are children to watch: threads and solo pools have none."""
-        if self._alive() is None:
+        alive = self._alive()
+        if alive is None:
             return False
-        threading.Thread(target=self._run, name="durable-children", daemon=True).start()
+        self._seen = alive
+        self._thread.start()
         return True
 
+    def shutting_down(self) -> None:
+        """From now on a child's end is part of a shutdown; after the grace the ones still at work are killed."""
+        if self._pid == os.getpid() and self._kill_at is None:
+            self._kill_at = time.monotonic() + self._durable.settings.shutdown_grace
+
     def stop(self) -> None:
-        if self._pid == os.getpid():
-            self._stop.set()
+        """Look a last time, so that no death just before the parent's own end goes unseen."""
+        if self._pid != os.getpid() or self._stop.is_set():
+            return
+        self._stop.set()
+        self._thread.join(timeout=5)
+        self._look()
 
     def _alive(self) -> set[int] | None:
         processes = getattr(getattr(self._pool, "_pool", None), "_pool", None)
@@ -48,25 +66,40 @@ class ChildWatch:
         return {process.pid for process in list(processes) if process.pid and process.exitcode is None}
 
     def _run(self) -> None:
-        before = self._alive() or set()
         while not self._stop.wait(LOOK_EVERY_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            now = self._alive()
+            if now is None:
+                return
+            gone, self._seen = self._seen - now, now
+            for pid in gone:
+                self._give_back(pid)
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._kill(now)
+        except Exception:
+            # The lease does it later; a watch that died would leave every later death to it too.
+            log.warning("children_not_watched", exc_info=True)
+
+    def _kill(self, alive: set[int]) -> None:
+        """End the children that still run a handler; the others end by themselves."""
+        for pid in holding_pids(self._durable.database, owner_nonce()) & alive:
+            log.warning("child_killed_at_shutdown", extra={"owner_pid": pid})
             try:
-                now = self._alive()
-                if now is None:
-                    continue
-                for pid in before - now:
-                    self._give_back(pid)
-                before = now
-            except Exception:
-                # The lease does it later; a watch that died would leave every later death to it too.
-                log.warning("children_not_watched", exc_info=True)
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
 
     def _give_back(self, pid: int) -> None:
-        holder = self._durable.settings.holder()
+        bounds = self._durable.settings.holder()
         for _ in range(PASSES):
-            moved = give_back(self._durable.database, owner_nonce(), pid, heartbeat_seconds=holder.heartbeat_seconds)
+            moved = give_back(
+                self._durable.database, owner_nonce(), pid,
+                shutdown=self._kill_at is not None, heartbeat_seconds=bounds.heartbeat_seconds,
+            )  # fmt: skip
             if moved:
                 log.warning("child_lost", extra={"owner_pid": pid, "rows": moved})
                 return
-            if self._stop.wait(LOOK_EVERY_SECONDS / 2):
-                return
+            time.sleep(LOOK_EVERY_SECONDS / 4)

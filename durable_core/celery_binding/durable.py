@@ -13,7 +13,6 @@ from celery import Celery
 from durable_core.celery_binding.publish import CeleryCarrier
 from durable_core.celery_binding.settings import Settings, database_of
 from durable_core.database.connections import Database
-from durable_core.database.statements import use_schema
 from durable_core.deliveries.attempt import Worker
 from durable_core.sweeps import CONTROL_QUEUE, SWEEPS
 
@@ -38,7 +37,6 @@ class Durable:
 
     @cached_property
     def database(self) -> Database:
-        use_schema(self.settings.schema)
         return database_of(self.app)
 
     @property

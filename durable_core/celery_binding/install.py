@@ -10,6 +10,7 @@ from celery import Celery
 from durable_core import kinds, wakes
 from durable_core.celery_binding import tasks, transport, workers
 from durable_core.celery_binding.durable import Durable
+from durable_core.database.statements import use_schema
 from durable_core.errors import NotInstalled
 from durable_core.sweeps import SWEEPS
 
@@ -35,6 +36,8 @@ def install(app: Celery) -> Durable:
     kinds.deliveries.when_added(lambda kind: tasks.register_kind(durable, kind))
     workers.connect(durable)
     wakes.use_carrier(durable.carrier)
+    # Asked at the first statement, for a process that only enqueues reads no other setting.
+    use_schema(lambda: durable.settings.schema)
 
     def add_missing_entries(sender: Celery, **_: Any) -> None:
         if not durable.settings.beat:

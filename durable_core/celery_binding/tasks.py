@@ -23,6 +23,10 @@ class DeliveryEnded(Exception):
     """A delivery ended failed or dead: what Flower shows as FAILURE. The row has it already."""
 
 
+class DeliveryRetried(Exception):
+    """An attempt ended and another will come: what Flower shows beside RETRY. The row has it already."""
+
+
 def is_ours(task: object) -> bool:
     return getattr(task, "durable_kind", None) is not None
 
@@ -78,7 +82,9 @@ def _told(attempted: Attempted) -> str:
             raise CeleryRetry(attempted.outcome.value)
         case Outcome.RETRY | Outcome.INTERRUPTED | Outcome.UNKNOWN:
             said = f"{attempted.outcome.value} (attempt {attempted.attempt} of {attempted.max_attempts})"
-            raise CeleryRetry(f"{said}: {attempted.error_code}: {attempted.error_message}", when=attempted.due_at)
+            reason = f"{said}: {attempted.error_code}: {attempted.error_message}"
+            # Celery's event names the exception inside, not the message: without one Flower shows "None".
+            raise CeleryRetry(reason, exc=DeliveryRetried(reason), when=attempted.due_at)
 
 
 def register_sweep(durable: Durable, sweep: Sweep) -> None:

@@ -69,6 +69,11 @@ def connect(durable: Durable) -> None:
             if watch.start():
                 watches.append(watch)
 
+    def begin_grace(sender: Any = None, **_: Any) -> None:
+        # In a signal handler: no more than a note for the watching thread.
+        for watch in watches:
+            watch.shutting_down()
+
     def stop_beating(**_: Any) -> None:
         while watches:
             watches.pop().stop()
@@ -92,6 +97,7 @@ def connect(durable: Durable) -> None:
         (signals.worker_init, refuse_wrong_schema),
         (signals.worker_process_init, in_a_child),
         (signals.worker_ready, watch_children),
+        (signals.worker_shutting_down, begin_grace),
         (signals.worker_process_shutdown, stop_beating),
         (signals.worker_shutdown, stop_beating),
         (signals.task_unknown, remark_unknown),

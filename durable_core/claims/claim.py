@@ -54,10 +54,10 @@ class Holder:
     heartbeat_seconds: float = 8.0
 
     def __post_init__(self) -> None:
-        if not (0 < self.heartbeat_seconds * 2 < self.lease_seconds):
+        if not 0 < self.heartbeat_seconds * 3 <= self.lease_seconds:
             raise DefinitionError(
-                f"durable_lease_seconds={self.lease_seconds:g} leaves no room for two heartbeats of "
-                f"{self.heartbeat_seconds:g} s; make the lease at least three times the heartbeat."
+                f"durable_lease_seconds={self.lease_seconds:g} is less than three heartbeats of "
+                f"{self.heartbeat_seconds:g} s: one late beat would lose the claim. Make the lease longer."
             )
 
     @property
@@ -120,7 +120,7 @@ class Locked:
     late: bool
     """The lease had lapsed and the row went back to pending, but nobody took it since."""
     booked: bool
-    """The reaper booked an interruption for it, which this report takes back."""
+    """The reaper, or its parent, booked an interruption for it, which this report takes back."""
     xid: str
     lock_timeout_was: str
 
@@ -143,7 +143,7 @@ def lock(connection: Connection, statements: Statements, claim: Claim) -> Locked
         return None
     return Locked(
         late=row["state"] == "pending",
-        booked=row["state"] == "pending" and row["error_code"] == "CLAIM_EXPIRED",
+        booked=row["booked"],
         xid=row["xid"],
         lock_timeout_was=was["was"],
     )

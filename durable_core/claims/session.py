@@ -11,7 +11,7 @@ import psycopg
 from psycopg.errors import DivisionByZero
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from durable_core.claims import claim as protocol
@@ -169,6 +169,9 @@ class StepTransaction:
         try:
             if session is not None:
                 Session.close(session)
+        except (psycopg.Error, SQLAlchemyError):
+            # The connection is gone. Raised here, it would hide what the caller is about to say of its COMMIT.
+            log.debug("step_session_close_failed", exc_info=True)
         finally:
             if connection is not None:
                 _end(connection)
@@ -208,11 +211,10 @@ def _current_fence(connection: Connection, step: StepTransaction) -> int | None:
 def _end(connection: Connection) -> None:
     """Roll back and give back; a connection that cannot even do that is thrown away."""
     try:
-        driver = raw(connection)
-        if not driver.closed:
+        if not connection.invalidated and not (driver := raw(connection)).closed:
             driver.rollback()
         connection.rollback()
-    except (psycopg.Error, DBAPIError):
+    except (psycopg.Error, SQLAlchemyError):
         connection.invalidate()
     finally:
         connection.close()

@@ -87,7 +87,7 @@ def migrate(engine: Engine) -> list[str]:
             raise TooOldServer(connection.scalar(text("show server_version")))
         connection.execute(text(f"set local lock_timeout = '{LOCK_TIMEOUT}'"))
         connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-        connection.execute(text(in_schema("create schema if not exists durable.").rstrip(".")))
+        connection.execute(text(f"create schema if not exists {current_schema()}"))
         todo = pending(connection)
         command.upgrade(_config(connection), "head")
         return todo

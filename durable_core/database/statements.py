@@ -8,7 +8,7 @@ the schema. Nobody writes SQL elsewhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,7 @@ _HEADER = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
 _DIALECT = PGDialect_psycopg()  # type: ignore[no-untyped-call]  # SQLAlchemy types no dialect's constructor
 
-_schema = DEFAULT_SCHEMA
+_schema: str | Callable[[], str] = DEFAULT_SCHEMA
 
 
 def checked_schema(name: str) -> str:
@@ -37,19 +37,26 @@ def checked_schema(name: str) -> str:
     return name
 
 
-def use_schema(name: str) -> None:
-    """Name the schema of our tables for this process. One process works with one schema."""
+def use_schema(name: str | Callable[[], str]) -> None:
+    """
+    Name the schema of our tables for this process, or say who knows it. One process works with one schema.
+
+    A function is asked once, when the first statement needs it.
+    """
     global _schema
-    _schema = checked_schema(name)
+    _schema = name if callable(name) else checked_schema(name)
 
 
 def current_schema() -> str:
+    global _schema
+    if not isinstance(_schema, str):
+        _schema = checked_schema(_schema())
     return _schema
 
 
 def in_schema(sql: str, schema: str | None = None) -> str:
     """The SQL with `durable.` replaced by the schema in use."""
-    return _QUALIFIER.sub(f'"{checked_schema(schema or _schema)}".', sql)
+    return _QUALIFIER.sub(f'"{checked_schema(schema or current_schema())}".', sql)
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,11 @@ class Statement:
 
     @property
     def clause(self) -> TextClause:
-        return _clause(self.source, _schema)
+        return _clause(self.source, current_schema())
 
     @property
     def driver(self) -> str:
-        return _driver(self.source, _schema)
+        return _driver(self.source, current_schema())
 
 
 @lru_cache(maxsize=1024)

@@ -1,14 +1,15 @@
 """
 The outbox: deliveries enqueued in the caller's transaction, carried out at least once.
 
-`enqueue_many`, `enqueue_by_name`, `get`, `page`, `redrive`: each takes the caller's transaction first.
+`enqueue_many`, `enqueue_by_name`, `get`, `page`, `redrive`, `release`: each takes the caller's transaction first.
 """
 
 from durable_core.claims.journal import read as journal
 from durable_core.deliveries.enqueue import New, Ref, enqueue_by_name, enqueue_many
-from durable_core.deliveries.operate import redrive
+from durable_core.deliveries.operate import redrive, release
 from durable_core.deliveries.read import Delivery, get, page, queues
 
 __all__ = [
     "Delivery", "New", "Ref", "enqueue_by_name", "enqueue_many", "get", "journal", "page", "queues", "redrive",
+    "release",
 ]  # fmt: skip

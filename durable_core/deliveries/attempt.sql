@@ -56,7 +56,7 @@ candidate as materialized (
       and d.kind = any (array(select t.kind from terms t))
     order by d.due_at, d.created_at
     limit :limit
-    for no key update skip locked
+    for no key update
 ),
 clock as materialized (
     select durable.durable_now() as now
@@ -134,7 +134,8 @@ select set_config('lock_timeout', :was, true) as set
 -- before: processing, or pending after a reap, under this fence, unsettled
 -- after:  nobody else can take, reap or cancel it until this transaction ends
 -- locks:  the row, first of all in its transaction and outside any savepoint; no row back means the claim is lost
-select d.state, d.error_code, cast(pg_current_xact_id() as text) as xid
+select d.state, d.state = 'pending' and d.error_code in ('CLAIM_EXPIRED', 'CHILD_LOST') as booked,
+    cast(pg_current_xact_id() as text) as xid
 from durable.deliveries d
 where d.id = cast(:id as uuid)
   and d.fence = :fence
@@ -201,7 +202,7 @@ failed as (
     set state = :to_state,
         settled_fence = :fence,
         interruptions = d.interruptions
-            - case when l.state = 'pending' and l.error_code = 'CLAIM_EXPIRED' then 1 else 0 end,
+            - case when l.state = 'pending' and l.error_code in ('CLAIM_EXPIRED', 'CHILD_LOST') then 1 else 0 end,
         due_at = case when :to_state = 'pending'
             then clock.now + make_interval(secs => :delay_seconds) else d.due_at end,
         hint_at = case when :to_state = 'pending'

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from durable_core import wakes
 from durable_core.arguments import clean_text
-from durable_core.database.statements import beside
-from durable_core.database.transactions import Transaction, checked, run
+from durable_core.database.statements import Statement, beside
+from durable_core.database.transactions import Row, Transaction, checked, run
 from durable_core.deliveries.read import checked_id
 from durable_core.errors import IllegalMove, InvalidOption, NotFound
 
@@ -20,14 +20,30 @@ def redrive(tx: Transaction, row_id: str, *, by: str, reason: str) -> None:
     attempt can land on it. Raises NotFound, and IllegalMove for a row in any other state:
     both write nothing.
     """
+    row = _acted(tx, _statements.redrive, "redrive", row_id, by, reason)
+    if row["state"] is None:
+        raise IllegalMove("redrive", row["id"], row["was"], "dead or failed")
+    wakes.after_commit(tx, [wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], first=False)])
+
+
+def release(tx: Transaction, row_id: str, *, by: str, reason: str) -> None:
+    """
+    Let the sweeps see a row again that one of them failed on and held back, in the caller's transaction.
+
+    Raises NotFound, and IllegalMove for a row that is not held: both write nothing.
+    """
+    row = _acted(tx, _statements.release, "release", row_id, by, reason)
+    if not row["released"]:
+        raise IllegalMove("release", row["id"], row["was"], "held back")
+
+
+def _acted(tx: Transaction, statement: Statement, act: str, row_id: str, by: str, reason: str) -> Row:
+    """Run an operator's statement on one row, with who and why. Raises InvalidOption and NotFound."""
     row_id = checked_id(row_id)
     for name, text in (("by", by), ("reason", reason)):
         if not isinstance(text, str) or not text.strip():
-            raise InvalidOption("redrive", name, "say who acts and why; both are kept in the journal")
-    rows = run(checked(tx), _statements.redrive, id=row_id, by=clean_text(by, 200), reason=clean_text(reason, 1000))
+            raise InvalidOption(act, name, "say who acts and why; both are kept in the journal")
+    rows = run(checked(tx), statement, id=row_id, by=clean_text(by, 200), reason=clean_text(reason, 1000))
     if not rows:
         raise NotFound("delivery", row_id)
-    row = rows[0]
-    if row["state"] is None:
-        raise IllegalMove("redrive", row_id, row["was"], "dead or failed")
-    wakes.after_commit(tx, [wakes.Hint(row["kind"], row_id, row["queue"], row["priority"], first=False)])
+    return rows[0]

@@ -45,3 +45,31 @@ journalled as (
 )
 select cast(l.id as text) as id, l.state as was, r.state, r.kind, r.queue, r.priority
 from locked l left join redriven r on r.id = l.id
+
+-- name: release
+-- before: held back by a sweep that failed on it
+-- after:  the sweeps and the claims see it again; its state is what it was
+-- locks:  the row
+with locked as materialized (
+    select d.id, d.state, d.fence, d.held_reason
+    from durable.deliveries d
+    where d.id = cast(:id as uuid)
+    for no key update
+),
+released as (
+    update durable.deliveries d
+    set held_reason = null
+    from locked l
+    where d.id = l.id and l.held_reason is not null
+    returning d.id, d.state, d.fence
+),
+journalled as (
+    insert into durable.journal (row_id, seq, contract, move, from_state, to_state, fence, by_whom, reason, facts)
+    select r.id,
+        (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = r.id),
+        'delivery', 'unhold', r.state, r.state, r.fence, cast(:by as text), cast(:reason as text),
+        jsonb_build_object('held_reason', l.held_reason)
+    from released r join locked l on l.id = r.id
+)
+select cast(l.id as text) as id, l.state as was, r.id is not null as released
+from locked l left join released r on r.id = l.id

@@ -19,7 +19,7 @@ from durable_core.database.statements import beside
 from durable_core.database.transactions import Row, is_infrastructure, run
 from durable_core.deliveries.declare import registry
 from durable_core.errors import NotInstalled
-from durable_core.retry import Backoff, after_failure, after_interruption, rescue_seconds
+from durable_core.retry import Backoff, Verdict, after_failure, after_interruption, rescue_seconds
 from durable_core.states import DeliveryState
 
 log = logging.getLogger("durable.sweep")
@@ -97,11 +97,18 @@ def reap(
         return _reap_one_by_one(database, decide, limit)
 
 
+def holding_pids(database: Database, owner: str) -> set[int]:
+    """The process ids of this owner under which a delivery is being carried out."""
+    with database.autocommit() as connection:
+        return {row["pid"] for row in run(connection, _statements.holding_pids, owner=owner)}
+
+
 def give_back(
     database: Database,
     owner: str,
     pid: int,
     *,
+    shutdown: bool = False,
     heartbeat_seconds: float = 8.0,
     random: Callable[[], float] = random_module.random,
 ) -> int:
@@ -110,9 +117,15 @@ def give_back(
 
     Counted as `reap` counts, and once: whoever comes second finds another state. A row that
     is still locked by the dead process's backend is left for the next call, or to its lease.
+    At a `shutdown` of the worker it costs the row neither an interruption nor a delay.
     """
     decide = _Decision(
-        heartbeat_seconds, random, move="release", code="CHILD_LOST", says="the process that ran this delivery died"
+        heartbeat_seconds,
+        random,
+        move="release",
+        code="CHILD_LOST",
+        says="the process that ran this delivery died",
+        shutdown=shutdown,
     )
     with database.transaction() as connection:
         owned = run(connection, _statements.owned, owner=owner, pid=pid)
@@ -155,8 +168,9 @@ class _Decision:
         move: str = "reap",
         code: str = "CLAIM_EXPIRED",
         says: str = "the worker that held this delivery fell silent",
+        shutdown: bool = False,
     ) -> None:
-        self.heartbeat_seconds, self.random = heartbeat_seconds, random
+        self.heartbeat_seconds, self.random, self.shutdown = heartbeat_seconds, random, shutdown
         self.move, self.code, self.says = move, code, says
 
     def lapsed(self, connection: Connection, limit: int) -> list[Row]:
@@ -182,9 +196,13 @@ class _Decision:
         if row["timed_out"]:
             backoff = kind.backoff if kind is not None else Backoff()
             verdict = after_failure(row["attempt"], row["max_attempts"], backoff.jittered(row["attempt"], self.random))
-            code, message = "TIMEOUT", "the attempt was still running at its deadline"
+            counted, code, message = "failure", "TIMEOUT", "the attempt was still running at its deadline"
+        elif self.shutdown:
+            # A deploy costs nothing: no attempt, no delay, no limit.
+            verdict, counted, code = Verdict(DeliveryState.PENDING), "shutdown", "SHUTDOWN"
+            message = "the worker was shut down before the handler had ended; its outcome is unknown"
         else:
-            interruptions = row["interruptions"] + 1
+            counted, interruptions = "interruption", row["interruptions"] + 1
             verdict = after_interruption(
                 interruptions, row["max_interruptions"], rescue_seconds(interruptions, self.random)
             )
@@ -192,7 +210,7 @@ class _Decision:
             message = f"{self.says}; its outcome is unknown"
         return {
             "id": str(row["id"]), "fence": row["fence"], "state": verdict.state.value,
-            "delay_seconds": verdict.delay_seconds, "timed_out": row["timed_out"],
+            "delay_seconds": verdict.delay_seconds, "counted": counted,
             "error_code": code, "error_message": message,
         }  # fmt: skip
 

@@ -53,13 +53,19 @@ picked as materialized (
 ),
 clock as materialized (
     select durable.durable_now() as now
+),
+marked as (
+    update durable.deliveries d
+    set hint_at = clock.now
+    from clock
+    -- An array, not a join: of how many rows are picked the planner knows nothing, and a join with "many" reads the
+    -- whole table.
+    where d.id = any (array(select p.id from picked p))
+    returning d.id, d.kind, d.queue, d.priority,
+        d.attempts - d.interruptions - d.shutdowns - d.snoozes + 1 as attempt
 )
-update durable.deliveries d
-set hint_at = clock.now
-from picked p, clock
-where d.id = p.id
-returning cast(d.id as text) as id, d.kind, d.queue, d.priority, p.first,
-    d.attempts - d.interruptions - d.shutdowns - d.snoozes + 1 as attempt
+select cast(m.id as text) as id, m.kind, m.queue, m.priority, p.first, m.attempt
+from marked m join picked p on p.id = m.id
 
 -- name: lapsed
 -- before: processing, the lease over by the database's clock
@@ -85,6 +91,10 @@ select l.id, l.kind, l.fence, l.interruptions, l.max_attempts, l.max_interruptio
 from locked l
 where l.lease_expires_at <= durable.durable_now()
 
+-- name: holding_pids
+-- The processes of this owner that hold a delivery.
+select distinct d.owner_pid as pid from durable.deliveries d where d.state = 'processing' and d.owner = :owner
+
 -- name: owned
 -- before: processing under this owner, in a process of it that has died
 -- after:  locked, for `reap` in the same transaction to decide, without waiting for the lease
@@ -105,13 +115,13 @@ from locked l
 
 -- name: reap
 -- before: locked by `lapsed` or `owned` in this transaction
--- after:  pending and due again, or dead; an interruption or, past the deadline, a failure; the fence untouched, so
+-- after:  pending and due again, or dead; one interruption, shutdown or failure counted; the fence untouched, so
 --         that a late report on a row that nobody took meanwhile still lands
 -- locks:  the rows, held already
 with verdict as materialized (
     select v.*
     from jsonb_to_recordset(cast(:verdicts as jsonb)) as v (
-        id uuid, fence bigint, state text, delay_seconds float8, timed_out boolean, error_code text,
+        id uuid, fence bigint, state text, delay_seconds float8, counted text, error_code text,
         error_message text)
 ),
 clock as materialized (
@@ -120,7 +130,8 @@ clock as materialized (
 reaped as (
     update durable.deliveries d
     set state = v.state,
-        interruptions = d.interruptions + case when v.timed_out then 0 else 1 end,
+        interruptions = d.interruptions + cast(v.counted = 'interruption' as integer),
+        shutdowns = d.shutdowns + cast(v.counted = 'shutdown' as integer),
         due_at = case when v.state = 'pending'
             then clock.now + make_interval(secs => v.delay_seconds) else d.due_at end,
         hint_at = case when v.state = 'pending'

@@ -89,3 +89,16 @@ def test_a_row_that_the_dead_childs_backend_still_locks_is_left_for_later(
         assert sweep.give_back(database, "this-worker", 4711) == 0
 
     assert sweep.give_back(database, "this-worker", 4711) == 1
+
+
+def test_what_a_shutdown_kills_is_due_at_once_and_costs_the_row_nothing(
+    database: Database, kind: DeliveryKind[..., Any], make: Callable[..., Made], row: Any
+) -> None:
+    made = make(state="pending")
+    for deploys in range(1, 30):
+        claimed(database, kind, made.id)
+
+        assert sweep.give_back(database, "this-worker", 4711, shutdown=True) == 1
+
+        given: Delivery = row(made.id)
+        assert (given.state, given.shutdowns, given.interruptions, given.failures) == ("pending", deploys, 0, 0)

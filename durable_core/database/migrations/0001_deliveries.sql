@@ -1,7 +1,5 @@
 -- Schema `durable`: the clock, the loops, the journal and the deliveries.
--- Locks nothing of the host's; every object is new.
-
-create schema if not exists durable;
+-- Locks nothing of the host's; every object is new. The schema itself is made by `migrate`, under its configured name.
 
 -- The database's clock decides everything: never now(), which is the start of the transaction.
 -- To find rows, compare with (select durable.durable_now()), so that an index condition can use it.

@@ -8,6 +8,8 @@ online = context.config.attributes.get("connection")
 context.configure(
     connection=None if context.is_offline_mode() else online,
     dialect_name="postgresql",
+    # For printed SQL: in psycopg's own parameter style every '%' of the guards would come out twice.
+    dialect_opts={"paramstyle": "named"},
     literal_binds=context.is_offline_mode(),
     version_table="schema_version",
     version_table_schema=current_schema(),

@@ -1,0 +1,171 @@
+"""`durable migrate`: from nothing, twice, two at once, in another schema, as printed SQL."""
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, text
+
+from durable_core.database import migrate as migrations
+from durable_core.database.connections import Database
+from durable_core.database.statements import use_schema
+from durable_core.errors import SchemaBehind
+from durable_core.testing import create_database, drop_database, make_delivery, migrated
+
+_numbers = itertools.count()
+
+SHAPE = """
+    select 'column' as what, table_name || '.' || column_name as name,
+        concat_ws(' ', data_type, is_nullable, column_default) as is
+    from information_schema.columns where table_schema = :schema
+    union all
+    select 'constraint', conrelid::regclass || '.' || conname, pg_get_constraintdef(oid)
+    from pg_constraint where connamespace = to_regnamespace(:schema)
+    union all
+    select 'index', indexrelid::regclass::text, pg_get_indexdef(indexrelid)
+    from pg_index i join pg_class c on c.oid = indrelid where c.relnamespace = to_regnamespace(:schema)
+    union all
+    select 'function', proname, prosrc || array_to_string(proconfig, ' ') || provolatile::text
+    from pg_proc where pronamespace = to_regnamespace(:schema)
+    union all
+    select 'trigger', tgrelid::regclass || '.' || tgname, pg_get_triggerdef(t.oid)
+    from pg_trigger t join pg_class c on c.oid = tgrelid where c.relnamespace = to_regnamespace(:schema)
+        and not tgisinternal
+    union all
+    select 'options', relname, array_to_string(reloptions, ' ')
+    from pg_class where relnamespace = to_regnamespace(:schema)"""
+
+
+def shape(engine, schema="durable"):
+    with engine.connect() as tx:
+        tx.execute(text("set local search_path = pg_catalog"))
+        rows = tx.execute(text(SHAPE), {"schema": schema}).all()
+    found = [[str(part).replace(f'"{schema}".', f"{schema}.") for part in row] for row in rows]
+    return sorted(tuple(part.replace(f"{schema}.", "SCHEMA.") for part in row) for row in found)
+
+
+@pytest.fixture
+def empty(services):
+    """An engine on a database with nothing in it."""
+    name = f"durable_empty_{next(_numbers)}"
+    engine = create_engine(create_database(services.database_url, name))
+    yield engine
+    engine.dispose()
+    drop_database(services.database_url, name)
+
+
+@pytest.fixture
+def in_other_schema():
+    use_schema("work_2")
+    yield "work_2"
+    use_schema("durable")
+
+
+def test_a_migration_from_nothing_installs_everything_and_a_second_one_nothing(empty):
+    with empty.connect() as tx:
+        assert migrations.found(tx) is None
+        assert [line.split(":")[0] for line in migrations.pending(tx)] == list(migrations.SUPPORTED)
+    assert migrations.migrate(empty)
+    first = shape(empty)
+    with empty.connect() as tx:
+        assert migrations.found(tx) == migrations.newest()
+        assert migrations.pending(tx) == []
+        assert migrations.check(tx) == migrations.newest()
+    assert migrations.migrate(empty) == []
+    assert shape(empty) == first
+    assert {what for what, _, _ in first} >= {"column", "constraint", "index", "function", "trigger", "options"}
+
+
+def test_two_migrations_at_once_run_one_after_the_other(empty):
+    with ThreadPoolExecutor(2) as pool:
+        ran = [*pool.map(lambda _: migrations.migrate(empty), range(2))]
+    assert sorted(map(len, ran)) == [0, len(migrations.SUPPORTED)]
+
+
+def test_a_migration_that_fails_leaves_nothing_half_done(empty):
+    with empty.begin() as tx:
+        tx.execute(text("create schema durable"))
+        tx.execute(text("create table durable.journal (mine text)"))
+    with pytest.raises(psycopg.errors.DuplicateTable):
+        migrations.migrate(empty)
+    with empty.connect() as tx:
+        assert tx.scalar(text("select count(*) from pg_class where relname = 'loops'")) == 0
+        assert migrations.found(tx) is None
+
+
+def test_the_printed_sql_run_by_hand_gives_the_same_schema(empty, services):
+    printed = migrations.sql()
+    url = empty.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, autocommit=True) as psql:
+        psql.execute(printed.encode())
+    by_hand = shape(empty)
+    with empty.connect() as tx:
+        assert migrations.check(tx) == migrations.newest()
+    name = f"durable_twin_{next(_numbers)}"
+    twin = migrated(create_database(services.database_url, name))
+    try:
+        assert by_hand == shape(twin)
+    finally:
+        twin.dispose()
+        drop_database(services.database_url, name)
+
+
+def test_another_schema_is_the_same_but_for_its_name(empty, engine, services, in_other_schema):
+    migrations.migrate(empty)
+    other = shape(empty, in_other_schema)
+    with empty.connect() as tx:
+        assert tx.scalar(text("select to_regnamespace('durable')")) is None
+        assert migrations.check(tx) == migrations.newest()
+    use_schema("durable")
+    name = f"durable_twin_{next(_numbers)}"
+    twin = migrated(create_database(services.database_url, name))
+    try:
+        assert other == shape(twin)
+    finally:
+        twin.dispose()
+        drop_database(services.database_url, name)
+
+
+def test_a_delivery_lives_its_life_in_another_schema(empty, in_other_schema, kind):
+    from durable_core import deliveries
+    from durable_core.deliveries import sweep
+    from durable_core.deliveries.attempt import Outcome, Worker, perform
+
+    migrations.migrate(empty)
+    with empty.begin() as tx:
+        tx.execute(text("create table effects (row_id text, fence bigint, note text)"))
+        made = make_delivery(tx, kind, key="k")
+        dead = make_delivery(tx, kind, state="dead")
+        deliveries.redrive(tx, dead.id, by="dana", reason="x")
+    database = Database(empty)
+    worker = Worker(database)
+    assert perform(worker, kind, made.id).outcome is Outcome.SENT
+    worker.heartbeat.stop()
+    assert sweep.reap(database) == sweep.prune(database) == 0
+    with empty.connect() as tx:
+        assert [queue.due for queue in deliveries.queues(tx)] == [1]
+        assert deliveries.journal(tx, dead.id)[0].move == "redrive"
+        with pytest.raises(Exception, match="TRUNCATE is refused"):
+            tx.execute(text("truncate work_2.journal"))
+
+
+@pytest.mark.parametrize("found", [None, "0000"])
+def test_a_schema_the_code_does_not_support_is_refused_with_the_command_that_mends_it(empty, found):
+    if found is not None:
+        migrations.migrate(empty)
+        with empty.begin() as tx:
+            tx.execute(text("update durable.schema_version set version_num = :found"), {"found": found})
+    with empty.connect() as tx, pytest.raises(SchemaBehind) as refused:
+        migrations.check(tx)
+    assert "run `durable migrate`" in str(refused.value)
+    assert ("is not installed" in str(refused.value)) is (found is None)
+
+
+def test_the_hosts_own_migration_history_is_not_touched(empty):
+    with empty.begin() as tx:
+        tx.execute(text("create table alembic_version (version_num text)"))
+        tx.execute(text("insert into alembic_version values ('theirs')"))
+    migrations.migrate(empty)
+    with empty.connect() as tx:
+        assert tx.scalars(text("select version_num from alembic_version")).all() == ["theirs"]

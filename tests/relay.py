@@ -1,0 +1,92 @@
+"""A TCP relay that loses a connection at a chosen message: before it arrives, or before its answer does."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass
+class Cut:
+    """One cut, made once: at the first message that holds `words`."""
+
+    words: bytes
+    arrives: bool
+    done: bool = False
+
+
+class Relay:
+    """Listens on a port of its own and passes everything on to `host:port`, until a cut comes due."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._cut: Cut | None = None
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut_before(self, words: bytes) -> Cut:
+        """Lose the connection in the place of the next message with these words: it never arrives."""
+        self._cut = Cut(words, arrives=False)
+        return self._cut
+
+    def cut_after(self, words: bytes) -> Cut:
+        """Lose the connection once the server has answered the next message with these words."""
+        self._cut = Cut(words, arrives=True)
+        return self._cut
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._target)
+            answered = threading.Event()
+            for pump in (self._up, self._down):
+                threading.Thread(target=pump, args=(client, server, answered), daemon=True).start()
+
+    def _due(self, message: bytes) -> Cut | None:
+        with self._lock:
+            cut = self._cut
+            if cut is None or cut.done or cut.words not in message:
+                return None
+            cut.done = True
+            return cut
+
+    def _up(self, client: socket.socket, server: socket.socket, lose_answer: threading.Event) -> None:
+        with _ending(client, server):
+            while message := client.recv(1 << 20):
+                cut = self._due(message)
+                if cut is not None and not cut.arrives:
+                    return
+                if cut is not None:
+                    lose_answer.set()
+                server.sendall(message)
+
+    def _down(self, client: socket.socket, server: socket.socket, lose_answer: threading.Event) -> None:
+        with _ending(client, server):
+            while message := server.recv(1 << 20):
+                if lose_answer.is_set():
+                    return
+                client.sendall(message)
+
+
+@contextmanager
+def _ending(*ends: socket.socket) -> Iterator[None]:
+    """When one direction ends, both do."""
+    try:
+        yield
+    except OSError:
+        pass
+    finally:
+        for end in ends:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass

@@ -1,0 +1,73 @@
+"""Errors survive pickling with their facts and their sentence."""
+
+import pickle
+from datetime import timedelta
+
+import pytest
+
+from durable_core import errors
+from durable_core.errors import (
+    ClaimLost,
+    DefinitionError,
+    DurableError,
+    EffectEscaped,
+    GiveUp,
+    IdempotencyConflict,
+    IllegalMove,
+    InvalidArguments,
+    InvalidOption,
+    KeyInFlight,
+    NotFound,
+    NotInstalled,
+    Retry,
+    SchemaBehind,
+    StepTransactionOwned,
+    UnknownHandler,
+    UnsupportedTransaction,
+)
+
+ALL = [
+    DefinitionError("a sentence"), NotInstalled("a sentence"), UnsupportedTransaction("builtins.int"),
+    InvalidArguments("k", "n", "no"), InvalidOption("k", "eta", "no"), IdempotencyConflict("k", "key", "0198"),
+    KeyInFlight("k", "key"), UnknownHandler("k"), NotFound("delivery", "0198"),
+    IllegalMove("redrive", "0198", "pending", "dead or failed"), ClaimLost("0198", 3, 4), ClaimLost("0198", 3, None),
+    StepTransactionOwned("commit"), EffectEscaped("0198"), SchemaBehind("durable", None, "0001"),
+    SchemaBehind("durable", "0000", "0001"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", ALL, ids=lambda error: type(error).__name__)
+def test_an_error_survives_pickling_with_its_facts_and_its_sentence(error):
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert str(error)
+    assert vars(back) == vars(error)
+
+
+@pytest.mark.parametrize("error", ALL, ids=lambda error: type(error).__name__)
+def test_a_reason_is_one_word_of_its_own_for_programs(error):
+    assert error.reason.isupper()
+    assert error.reason != DurableError.reason
+
+
+def test_every_error_of_the_package_has_the_one_root_and_is_tested_here():
+    declared = {thing for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, DurableError)}
+    assert declared - {DurableError} == {type(error) for error in ALL}
+
+
+def test_words_of_a_handler_survive_pickling():
+    retry = pickle.loads(pickle.dumps(Retry("busy", after=timedelta(seconds=5), code="429")))
+    assert (retry.message, retry.after, retry.code) == ("busy", 5, "429")
+    given_up = pickle.loads(pickle.dumps(GiveUp("gone", code="410")))
+    assert (given_up.message, given_up.code) == ("gone", "410")
+
+
+@pytest.mark.parametrize("after", [float("nan"), float("inf"), "5"])
+def test_retry_after_something_that_is_no_duration_is_refused_where_it_is_raised(after):
+    with pytest.raises(ValueError, match="give seconds or a timedelta"):
+        Retry(after=after)
+
+
+def test_a_lost_claim_reads_as_a_sentence():
+    assert str(ClaimLost("0198", 3, 4)).startswith("delivery 0198: fence 3 is stale or settled, current is 4")

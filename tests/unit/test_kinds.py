@@ -1,0 +1,45 @@
+"""Declaring kinds: what cannot work is refused when it is declared."""
+
+import pytest
+
+from durable_core import DefinitionError, UnknownHandler, delivery
+from durable_core.deliveries.declare import registry
+
+
+def handler(step, n: int = 0):
+    """What it does."""
+    return n
+
+
+def test_a_kind_is_declared_once(declare):
+    kind = declare(handler)
+    with pytest.raises(DefinitionError, match="declared twice"):
+        delivery(kind.name)(handler)
+
+
+@pytest.mark.parametrize(
+    ("name", "terms"),
+    [
+        ("", {}), ("durable.mine", {}), ("a b", {}), ("a", {"queue": ""}), ("a", {"queue": "a b"}),
+        ("a", {"max_attempts": 0}), ("a", {"max_interruptions": -1}), ("a", {"timeout": 0}), ("a", {"timeout": -1}),
+        ("a", {"timeout": float("nan")}), ("a", {"timeout": 10**9}), ("a", {"priority": 10}), ("a", {"priority": -1}),
+    ],
+)  # fmt: skip
+def test_a_kind_that_cannot_work_is_refused_and_not_registered(name, terms):
+    with pytest.raises(DefinitionError):
+        delivery(name, **terms)(handler)
+    assert name not in registry
+
+
+def test_a_declared_kind_keeps_the_handlers_words_and_behaviour(declare):
+    kind = declare(handler)
+    assert kind.__doc__ == "What it does."
+    assert kind.__name__ == "handler"
+    assert kind(None, 5) == 5
+    assert kind.name in repr(kind)
+
+
+def test_an_unknown_kind_is_named():
+    with pytest.raises(UnknownHandler, match=r"nobody\.knows"):
+        registry.get("nobody.knows")
+    assert registry.find("nobody.knows") is None
