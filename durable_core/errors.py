@@ -191,7 +191,7 @@ class EffectEscaped(DurableError):
 
 
 class SchemaBehind(DurableError):
-    """The database's schema is older or newer than this code supports."""
+    """The database's schema is older than this code supports, or not installed."""
 
     reason = "SCHEMA_BEHIND"
 
@@ -202,6 +202,22 @@ class SchemaBehind(DurableError):
     def __str__(self) -> str:
         found = "is not installed" if self.found is None else f"is at revision {self.found}"
         return f'schema "{self.schema}" {found} and this code needs {self.needed}: run `durable migrate`.'
+
+
+class SchemaAhead(DurableError):
+    """The database was migrated by a newer version of this package, which this code does not know."""
+
+    reason = "SCHEMA_AHEAD"
+
+    def __init__(self, schema: str, found: str, newest: str) -> None:
+        super().__init__(schema, found, newest)
+        self.schema, self.found, self.newest = schema, found, newest
+
+    def __str__(self) -> str:
+        return (
+            f'schema "{self.schema}" is at revision {self.found}, which this code does not know (its newest is '
+            f"{self.newest}): deploy the version of durable-core that migrated it, or a newer one."
+        )
 
 
 class NotInstalled(DurableError):

@@ -39,6 +39,13 @@ class Sweep:
     heals: str
     run: Callable[[Database, Bounds], int]
     takes_from_owners: bool = False
+    offered: float | None = None
+    """How often beat offers it, where that is more often than it runs: a beat that restarts within the hour, and
+    counts from its start, would else never come to an hourly sweep."""
+
+    @property
+    def every(self) -> float:
+        return self.offered or self.interval
 
     @property
     def task(self) -> str:
@@ -57,7 +64,8 @@ SWEEPS: tuple[Sweep, ...] = (
     ),
     Sweep(
         "prune", 3600.0, "finished rows past their retention",
-        lambda database, bounds: deliveries.prune(database, retention_seconds=bounds.retention_seconds),
+        lambda database, bounds: deliveries.prune_all(database, retention_seconds=bounds.retention_seconds),
+        offered=300.0,
     ),
 )  # fmt: skip
 
@@ -69,7 +77,10 @@ def named(name: str) -> Sweep:
 
 def run_sweep(database: Database, sweep: Sweep, bounds: Bounds, *, interval: float | None = None) -> dict[str, object]:
     """
-    Run a sweep unless one of its name began less than half an interval ago, by the database's clock.
+    Run a sweep unless one of its name began less than an interval ago, by the database's clock.
+
+    With half an offer's tolerance, for beat's ticks are not exact: half an interval for a
+    sweep that is offered as often as it runs.
 
     So a backlog of sweep messages, or five beats, cost one statement each. The answer says
     what moved, or why nothing was tried. Raises what the sweep raised, after noting it in
@@ -78,7 +89,7 @@ def run_sweep(database: Database, sweep: Sweep, bounds: Bounds, *, interval: flo
     with database.autocommit() as connection:
         rows = run(
             connection, _statements.begin, name=sweep.name, host=socket.gethostname(),
-            interval_seconds=interval or sweep.interval,
+            rest_seconds=interval / 2 if interval else sweep.interval - sweep.every / 2,
             lease_seconds=bounds.holder.lease_seconds, heartbeat_seconds=bounds.holder.heartbeat_seconds,
         )  # fmt: skip
     if not rows:

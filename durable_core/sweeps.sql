@@ -1,5 +1,5 @@
 -- name: begin
--- before: this sweep began longer ago than half its interval, by the database's clock, or never
+-- before: this sweep began longer ago than its rest, by the database's clock, or never
 -- after:  it has begun now; no row back means another just did, and this one is to return at once
 -- locks:  the sweep's line
 with clock as materialized (
@@ -19,7 +19,7 @@ begun as (
             then excluded.began_at + make_interval(secs => :heartbeat_seconds)
             else l.hold_until
         end
-    where l.began_at <= excluded.began_at - make_interval(secs => :interval_seconds / 2)
+    where l.began_at <= excluded.began_at - make_interval(secs => :rest_seconds)
         -- A clock set back must not stop the sweeps until it has caught up.
         or l.began_at > excluded.began_at
     returning l.began_at, l.hold_until

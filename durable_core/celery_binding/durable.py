@@ -63,7 +63,7 @@ class Durable:
         return {
             f"durable-{sweep.name}": {
                 "task": sweep.task,
-                "schedule": self.settings.interval(sweep.name),
+                "schedule": self.settings.interval(sweep.name) or sweep.every,
                 "options": {"queue": CONTROL_QUEUE},
             }
             for sweep in SWEEPS

@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from durable_core.database.connections import raw
 from durable_core.database.statements import current_schema, in_schema
-from durable_core.errors import DurableError, SchemaBehind
+from durable_core.errors import DurableError, SchemaAhead, SchemaBehind
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 SUPPORTED = ("0001",)
@@ -69,8 +69,9 @@ def found(connection: Connection) -> str | None:
 
 
 def pending(connection: Connection) -> list[str]:
-    """The revisions `migrate` would run, oldest first, each with its title."""
+    """The revisions `migrate` would run, oldest first, each with its title. Raises SchemaAhead."""
     at = found(connection)
+    _refuse_ahead(at)
     script = ScriptDirectory.from_config(_config())
     revisions = list(script.iterate_revisions("head", at or "base"))
     return [f"{revision.revision}: {revision.doc}" for revision in reversed(revisions)]
@@ -104,11 +105,18 @@ def sql(start: str | None = None) -> str:
 
 
 def check(connection: Connection) -> str:
-    """The revision found, if this code supports it. Raises SchemaBehind with the command that mends it."""
+    """The revision found, if this code supports it. Raises SchemaBehind or SchemaAhead, each with what mends it."""
     at = found(connection)
-    if at not in SUPPORTED:
+    _refuse_ahead(at)
+    if at is None or at not in SUPPORTED:
         raise SchemaBehind(current_schema(), at, newest())
     return at
+
+
+def _refuse_ahead(at: str | None) -> None:
+    known = {revision.revision for revision in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if at is not None and at not in known:
+        raise SchemaAhead(current_schema(), at, newest())
 
 
 def unreachable(error: BaseException) -> bool:

@@ -56,7 +56,7 @@ candidate as materialized (
       and d.kind = any (array(select t.kind from terms t))
     order by d.due_at, d.created_at
     limit :limit
-    for no key update
+    for no key update skip locked
 ),
 clock as materialized (
     select durable.durable_now() as now

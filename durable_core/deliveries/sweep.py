@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random as random_module
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ HINTS_PER_QUEUE = 1000
 """Most hints that dispatch lets lie in one queue; rows beyond are hinted as these are worked off."""
 REAP_LIMIT = 500
 PRUNE_LIMIT = 1000
+PRUNE_SECONDS = 10.0
+"""One run of the prune sweep begins no further batch after so long: the sweeps of rescue share its worker."""
 RETENTION_SECONDS = 14 * 24 * 3600.0
 """Sent, canceled and expired rows are kept so long, and so is their key; design, section 7."""
 
@@ -227,3 +230,15 @@ def prune(database: Database, *, retention_seconds: float = RETENTION_SECONDS, l
         if gone:
             run(connection, _statements.prune_journal, ids=[row["id"] for row in gone])
         return len(gone)
+
+
+def prune_all(
+    database: Database, *, retention_seconds: float = RETENTION_SECONDS, seconds: float = PRUNE_SECONDS
+) -> int:
+    """Prune batch after batch until nothing is left to prune or the time is up; how many went."""
+    gone, until = 0, time.monotonic() + seconds
+    while True:
+        batch = prune(database, retention_seconds=retention_seconds)
+        gone += batch
+        if batch < PRUNE_LIMIT or time.monotonic() >= until:
+            return gone

@@ -96,7 +96,7 @@ class Server(ABC):
 
         Raises LocalServicesError where that cannot be done, and then leaves nothing running.
         """
-        if self._record is not None and _born(self._record.pid) == self._record.born:
+        if self._record is not None and born_at(self._record.pid) == self._record.born:
             return self.url(self._record.port)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ class Server(ABC):
             if self._record is not None:
                 self._end(self._record)
             elif self._child is not None:
-                self._end_pid(self._child.pid, _born(self._child.pid))
+                self._end_pid(self._child.pid, born_at(self._child.pid))
         finally:
             self._record = self._child = None
             self._forget(remove=remove)
@@ -137,7 +137,7 @@ class Server(ABC):
     def address_of_running(self) -> str | None:
         """The address of the server in this directory, whoever owns it; None when none is running."""
         record = self._read_record()
-        if record is None or _born(record.pid) != record.born:
+        if record is None or born_at(record.pid) != record.born:
             return None
         return self.url(record.port)
 
@@ -158,10 +158,10 @@ class Server(ABC):
 
     def _take_over(self) -> Record | None:
         record = self._read_record()
-        if record is None or _born(record.pid) != record.born:
+        if record is None or born_at(record.pid) != record.born:
             place = self._recorded_place()
             pid = self._unrecorded(place) if place is not None else None
-            born = _born(pid) if pid is not None else None
+            born = born_at(pid) if pid is not None else None
             if pid is not None and born is not None:
                 self._end_pid(pid, born)
             return None
@@ -176,7 +176,7 @@ class Server(ABC):
         for _ in range(5):
             port = free_port()
             child = self._child = self._launch(place, port, account)
-            record = self._record = Record(child.pid, _born(child.pid) or "", port, self._recipe())
+            record = self._record = Record(child.pid, born_at(child.pid) or "", port, self._recipe())
             write_private(self.folder / "record.json", json.dumps(asdict(record)))
             if self._became_ready(port, within=READY_WITHIN, child=child):
                 return record
@@ -203,10 +203,10 @@ class Server(ABC):
 
     def _end_pid(self, pid: int, born: str | None) -> None:
         """End that process and what it started, and nothing that merely has its number by now."""
-        if born is None or _born(pid) != born:
+        if born is None or born_at(pid) != born:
             self._reap(pid)
             return
-        family = {child: _born(child) for child in _children(pid)}
+        family = {child: born_at(child) for child in _children(pid)}
         # A frozen process hears nothing but KILL until it is continued.
         _signal(pid, born, signal.SIGCONT)
         for number, patience in self.endings:
@@ -214,10 +214,10 @@ class Server(ABC):
             until = time.monotonic() + patience
             while time.monotonic() < until:
                 self._reap(pid)
-                if _born(pid) != born:
+                if born_at(pid) != born:
                     break
                 time.sleep(LOOK_EVERY)
-            if _born(pid) != born:
+            if born_at(pid) != born:
                 break
         else:
             raise LocalServicesError(f"{self.name}, process {pid}, could not be ended.")
@@ -372,7 +372,7 @@ def free_port() -> int:
         return port
 
 
-def _born(pid: int) -> str | None:
+def born_at(pid: int) -> str | None:
     """When that process started, as something to compare; None when it is gone or only waits to be reaped."""
     try:
         fields = _stat_fields(pid)
@@ -415,7 +415,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _signal(pid: int, born: str, number: signal.Signals) -> None:
-    if _born(pid) == born:
+    if born_at(pid) == born:
         try:
             os.kill(pid, number)
         except ProcessLookupError:

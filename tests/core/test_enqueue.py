@@ -117,7 +117,7 @@ def test_a_duplicate_key_gives_the_first_row_back_and_poisons_nothing(engine, ki
 
 @pytest.mark.parametrize("name", DOORS)
 def test_the_callers_lock_timeout_is_what_it_was_after_a_keyed_enqueue(engine, kind, door, name):
-    with door(name) as (tx, commit, rollback):
+    with door(name) as (tx, commit, _):
         kind.options(key="default").enqueue(tx, 1)
         assert first(tx, "show lock_timeout") == "0"
         execute(tx, "set local lock_timeout = '777ms'")

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, text
 from durable_core.database import migrate as migrations
 from durable_core.database.connections import Database
 from durable_core.database.statements import use_schema
-from durable_core.errors import SchemaBehind
+from durable_core.errors import SchemaAhead, SchemaBehind
 from durable_core.testing import create_database, drop_database, make_delivery, migrated
 
 _numbers = itertools.count()
@@ -150,16 +150,20 @@ def test_a_delivery_lives_its_life_in_another_schema(empty, in_other_schema, kin
             tx.execute(text("truncate work_2.journal"))
 
 
-@pytest.mark.parametrize("found", [None, "0000"])
-def test_a_schema_the_code_does_not_support_is_refused_with_the_command_that_mends_it(empty, found):
-    if found is not None:
-        migrations.migrate(empty)
-        with empty.begin() as tx:
-            tx.execute(text("update durable.schema_version set version_num = :found"), {"found": found})
+def test_a_database_without_the_schema_is_refused_with_the_command_that_mends_it(empty):
     with empty.connect() as tx, pytest.raises(SchemaBehind) as refused:
         migrations.check(tx)
-    assert "run `durable migrate`" in str(refused.value)
-    assert ("is not installed" in str(refused.value)) is (found is None)
+    assert str(refused.value) == 'schema "durable" is not installed and this code needs 0001: run `durable migrate`.'
+
+
+@pytest.mark.parametrize("ask", [migrations.check, migrations.pending])
+def test_a_schema_from_a_newer_version_is_refused_and_not_called_behind(empty, ask):
+    migrations.migrate(empty)
+    with empty.begin() as tx:
+        tx.execute(text("update durable.schema_version set version_num = '9999'"))
+    with empty.connect() as tx, pytest.raises(SchemaAhead) as refused:
+        ask(tx)
+    assert "is at revision 9999, which this code does not know" in str(refused.value)
 
 
 def test_the_hosts_own_migration_history_is_not_touched(empty):

@@ -324,6 +324,21 @@ def test_after_its_own_retry_a_claim_reports_no_second_time(worker, declare, mak
     assert row(made.id) == before
 
 
+@pytest.mark.parametrize("raises", [Retry("again"), GiveUp("gone")])
+def test_after_its_own_retry_a_claim_fails_no_second_time(worker, declare, make, row, raises):
+    answers = [Retry("first"), raises]
+
+    def handler(step):
+        raise answers.pop(0)
+
+    kind = declare(handler)
+    made = make(kind, state="processing")
+    assert carry_out(worker, kind, made.held).outcome is Outcome.RETRY
+    before = row(made.id)
+    assert carry_out(worker, kind, made.held).outcome is Outcome.CLAIM_LOST
+    assert row(made.id) == before
+
+
 # --- sweeping many ---------------------------------------------------------------------------------
 
 

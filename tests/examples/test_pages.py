@@ -245,7 +245,10 @@ def test_the_numbers_of_the_guarantees_are_those_of_the_code() -> None:
     assert f"up to {sweep.HINTS_PER_QUEUE} hints" in shown
     assert f"tried {attempt.TRIES} times" in shown
     assert f"{attempt.TRIES} times in all" in CONTRACT.text
-    assert f"{sweep.PRUNE_LIMIT} in a run" in page("docs/operating.md").text
+    assert (
+        f"batches of {sweep.PRUNE_LIMIT} for at most {sweep.PRUNE_SECONDS:g} s an hour"
+        in page("docs/operating.md").text
+    )
 
 
 def test_every_refusal_is_listed_and_no_other() -> None:

@@ -121,7 +121,8 @@ def nested(depth):
     [
         Invoice(id=1), object(), float("nan"), float("inf"), -float("inf"), "a\x00b", "\ud800", {1, 2}, b"\xff",
         "x" * 2_000_000, nested(40), nested(10_000), 10**20_000, 2**63, -(2**63) - 1, {5: 1}, {"\x00": 1},
-        {"\ud800": 1}, (1, 2), Decimal("1"), datetime(2030, 1, 1, tzinfo=UTC), [1, {"a": float("nan")}], {"a": {"b": {1}}},
+        {"\ud800": 1}, (1, 2), Decimal("1"), datetime(2030, 1, 1, tzinfo=UTC),
+        [1, {"a": float("nan")}], {"a": {"b": {1}}},
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip

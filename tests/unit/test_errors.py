@@ -20,6 +20,7 @@ from durable_core.errors import (
     NotFound,
     NotInstalled,
     Retry,
+    SchemaAhead,
     SchemaBehind,
     StepTransactionOwned,
     UnknownHandler,
@@ -32,7 +33,7 @@ ALL = [
     KeyInFlight("k", "key"), UnknownHandler("k"), NotFound("delivery", "0198"),
     IllegalMove("redrive", "0198", "pending", "dead or failed"), ClaimLost("0198", 3, 4), ClaimLost("0198", 3, None),
     StepTransactionOwned("commit"), EffectEscaped("0198"), SchemaBehind("durable", None, "0001"),
-    SchemaBehind("durable", "0000", "0001"),
+    SchemaBehind("durable", "0000", "0001"), SchemaAhead("durable", "9999", "0001"),
 ]  # fmt: skip
 
 

@@ -1,0 +1,96 @@
+"""`durable migrate`, and the bounded look at the database that every reading command takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+from alembic.script.revision import RevisionError
+from alembic.util import CommandError as AlembicError
+from sqlalchemy import Connection
+
+from durable_core.cli.output import Output
+from durable_core.cli.where import Where, options
+from durable_core.database import migrate as migrations
+from durable_core.database.connections import Database
+from durable_core.database.statements import beside, current_schema, use_schema
+from durable_core.database.transactions import run
+
+_statements = beside(__file__)
+
+READ_SECONDS = 5.0
+"""No read of ours runs longer: looking at a struggling database must not add to its load."""
+
+
+@contextmanager
+def reading(database: Database) -> Iterator[Connection]:
+    """
+    One snapshot, read-only and bounded in time, of a schema that this code supports.
+
+    Raises SchemaBehind. The bounds are the transaction's own, so a pooled connection keeps nothing of them.
+    """
+    with (
+        database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection,
+        connection.begin(),
+    ):
+        run(connection, _statements.bound, milliseconds=str(int(READ_SECONDS * 1000)))
+        migrations.check(connection)
+        yield connection
+
+
+@click.command()
+@options
+@click.option("--sql", "as_sql", is_flag=True, help="Print the SQL instead of running it; needs no database.")
+@click.option("--from", "start", metavar="REVISION", help="With --sql: the revision the database is at.")
+@click.option("--dry-run", is_flag=True, help="Say which revisions would run, and run none.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
+@click.pass_obj
+def migrate(where: Where, as_sql: bool, start: str | None, dry_run: bool, as_json: bool) -> None:
+    """
+    Bring the schema to the newest revision, in one transaction.
+
+    Safe to run while the application works and from several places at once; waits 5 seconds for a table lock
+    and then gives up with nothing changed.
+    """
+    out = Output(as_json)
+    if as_sql and dry_run:
+        raise click.UsageError("--sql and --dry-run are two ways of looking; give one.")
+    if start and not as_sql:
+        raise click.UsageError("--from says where the printed SQL starts; it needs --sql.")
+    if as_sql:
+        _print_sql(where, start, out)
+        return
+    with where.database() as (database, _):
+        with database.engine.connect() as connection:
+            at = migrations.found(connection)
+            todo = migrations.pending(connection)
+        if not dry_run:
+            todo = migrations.migrate(database.engine)
+    if as_json:
+        out.answer(
+            {
+                "schema": current_schema(), "was": at, "newest": migrations.newest(), "dry_run": dry_run,
+                "revisions": todo,
+            }
+        )  # fmt: skip
+        return
+    for revision in todo:
+        out.line(f"{'would run' if dry_run else 'ran'} {revision}")
+    if not todo:
+        out.line(f'schema "{current_schema()}" is at {migrations.newest()}: nothing to do')
+
+
+def _print_sql(where: Where, start: str | None, out: Output) -> None:
+    if where.schema:
+        use_schema(where.schema)
+    try:
+        text = migrations.sql(start)
+    except (AlembicError, RevisionError):
+        raise click.UsageError(
+            f"there is no revision {start!r}; there are {', '.join(migrations.SUPPORTED)}."
+        ) from None
+    if out.as_json:
+        out.answer({"schema": current_schema(), "from": start, "to": migrations.newest(), "sql": text})
+    else:
+        click.echo(text, nl=False)

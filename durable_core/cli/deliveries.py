@@ -1,0 +1,291 @@
+"""`durable deliveries`: find a delivery, read what became of it, send it round again."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import click
+from sqlalchemy import Connection
+
+from durable_core.claims import journal
+from durable_core.cli import exits
+from durable_core.cli.database import reading
+from durable_core.cli.output import Output, instant, note, span
+from durable_core.cli.where import Where, options
+from durable_core.database.connections import Database
+from durable_core.database.migrate import check
+from durable_core.deliveries import operate, read
+from durable_core.deliveries.read import MOST_PER_PAGE, Delivery
+from durable_core.errors import IllegalMove, NotFound
+from durable_core.states import DeliveryState
+
+REDRIVABLE = (DeliveryState.DEAD, DeliveryState.FAILED)
+SAMPLE = 5
+"""How many ids a question shows before it asks."""
+
+
+@click.group()
+def deliveries() -> None:
+    """Look at deliveries, and redrive the dead and failed ones."""
+
+
+@deliveries.command("list")
+@options
+@click.option("--state", type=click.Choice([state.value for state in DeliveryState]), help="Only in this state.")
+@click.option("--kind", help="Only of this kind.")
+@click.option("--queue", help="Only in this queue.")
+@click.option("--key", help="Only with this idempotency key.")
+@click.option("--limit", type=click.IntRange(1, MOST_PER_PAGE), default=50, show_default=True, help="At most so many.")
+@click.option("--after", metavar="ID", help="The last id of the page before.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
+@click.pass_obj
+def list_(
+    where: Where, state: str | None, kind: str | None, queue: str | None, key: str | None, limit: int,
+    after: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """
+    Deliveries, newest first, a page at a time.
+
+    Filters read until a page is full: with a filter that few rows of a large table match, the database may
+    need longer than the 5 seconds that any look gets.
+    """
+    out = Output(as_json)
+    with where.database() as (database, _), reading(database) as connection:
+        now = read.now(connection)
+        found = read.page(connection, state=state, kind=kind, queue=queue, key=key, after=after, limit=limit)
+    more = found[-1].id if len(found) == limit else None
+    if as_json:
+        out.answer({"deliveries": [_json(row, arguments=False) for row in found], "next_after": more})
+        return
+    out.table(
+        ("ID", "KIND", "QUEUE", "STATE", "ATTEMPTS", "DUE", "KEY", "ERROR"),
+        [
+            (row.id, row.kind, row.queue, row.state.value, attempts(row), _due(row, now), row.key, row.error_code)
+            for row in found
+        ],
+    )
+    if more:
+        note(f"there may be more: --after {more}")
+
+
+@deliveries.command()
+@options
+@click.argument("row_id", metavar="ID")
+@click.option("--arguments", is_flag=True, help="Show the payload too; it may hold personal data.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
+@click.pass_obj
+def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
+    """One delivery: where it is, why it waits, its last error, and its history."""
+    out = Output(as_json)
+    with where.database() as (database, _), reading(database) as connection:
+        now = read.now(connection)
+        row = read.get(connection, row_id)
+        lines = journal.read(connection, row.id)
+    if as_json:
+        out.answer({**_json(row, arguments=arguments), "why": why(row, now), "journal": lines})
+        return
+    out.facts(
+        [
+            ("id", row.id),
+            ("kind", row.kind),
+            ("queue", f"{row.queue}, priority {row.priority}"),
+            ("key", row.key),
+            ("state", row.state.value),
+            ("why", why(row, now)),
+            ("attempts", attempts(row)),
+            ("interrupted", f"{row.interruptions} of {row.max_interruptions}" if row.interruptions else None),
+            ("created", _ago(row.created_at, now)),
+            ("due", _due(row, now) if row.state is DeliveryState.PENDING else None),
+            ("finished", _ago(row.finished_at, now)),
+            ("fence", f"{row.fence}, settled {row.settled_fence}"),
+            ("error", row.error_code),
+            ("result", None if row.result is None else str(row.result)),
+            ("arguments", str(row.arguments) if arguments else None),
+        ]
+    )
+    if row.error_message:
+        out.line()
+        for text in row.error_message.rstrip().splitlines():
+            out.line(f"  {text}")
+    if lines:
+        out.line()
+        out.table(
+            ("AT", "MOVE", "FROM", "TO", "FENCE", "BY", "REASON"),
+            [(instant(n.at), n.move, n.from_state, n.to_state, n.fence, n.by, n.reason) for n in lines],
+        )
+
+
+@dataclass(frozen=True)
+class Redriven:
+    """What became of one id: `outcome` is redriven, would be redriven, refused or not found."""
+
+    id: str
+    outcome: str
+    message: str | None = None
+
+
+@deliveries.command()
+@options
+@click.argument("row_ids", metavar="ID...", nargs=-1, required=True)
+@click.option("--by", required=True, help="Who acts; kept in the journal.")
+@click.option("--reason", required=True, help="Why; kept in the journal.")
+@click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask; needed without a terminal.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
+@click.pass_obj
+def redrive(
+    where: Where, row_ids: tuple[str, ...], by: str, reason: str, dry_run: bool, yes: bool, as_json: bool
+) -> int:
+    """
+    Send dead or failed deliveries round again, with a new budget and the same key.
+
+    All in one transaction; one that is in another state is refused and does not keep the others back.
+    Exit 5 if any was refused, else 4 if any was not found. A dry run sees a snapshot: a row may move after it.
+    """
+    out = Output(as_json)
+    for name, text in (("--by", by), ("--reason", reason)):
+        if not text.strip():
+            raise click.UsageError(f"{name} is empty: say who acts and why, both are kept in the journal.")
+    # Rows are locked in the order of their ids, so that two redrives at once wait for each other in turn.
+    ids = sorted({_spelled(row_id) for row_id in row_ids})
+    if not dry_run and not yes:
+        _ask(ids)
+    with where.database() as (database, _):
+        done = _foreseen(database, ids) if dry_run else _redriven(database, ids, by=by, reason=reason)
+    if as_json:
+        out.answer({"dry_run": dry_run, "deliveries": done})
+    else:
+        out.table(("ID", "OUTCOME", "WHY"), [(one.id, one.outcome, one.message) for one in done])
+    outcomes = {one.outcome for one in done}
+    if "refused" in outcomes:
+        return exits.CONFLICT
+    return exits.NOT_FOUND if "not found" in outcomes else exits.OK
+
+
+def _spelled(row_id: str) -> str:
+    """An id in its one spelling; what cannot be an id stays as it is, to be reported as not found."""
+    try:
+        return read.checked_id(row_id)
+    except NotFound:
+        return row_id
+
+
+def _ask(ids: list[str]) -> None:
+    if not sys.stdin.isatty():
+        raise click.UsageError("without a terminal to ask on, --yes is needed (or --dry-run to look).")
+    for row_id in ids[:SAMPLE]:
+        note(f"  {row_id}")
+    if len(ids) > SAMPLE:
+        note(f"  and {len(ids) - SAMPLE} more")
+    several = "this delivery" if len(ids) == 1 else f"these {len(ids)} deliveries"
+    click.confirm(f"Redrive {several}?", abort=True, err=True)
+
+
+def _redriven(database: Database, ids: list[str], *, by: str, reason: str) -> list[Redriven]:
+    with database.transaction() as connection:
+        check(connection)
+        # No hint is sent from here: the rows are due, and dispatch finds them within its interval.
+        return [_one(connection, row_id, by=by, reason=reason) for row_id in ids]
+
+
+def _one(connection: Connection, row_id: str, *, by: str, reason: str) -> Redriven:
+    try:
+        operate.redrive(connection, row_id, by=by, reason=reason)
+    except IllegalMove as refusal:
+        return Redriven(row_id, "refused", str(refusal))
+    except NotFound as missing:
+        return Redriven(row_id, "not found", str(missing))
+    return Redriven(row_id, "redriven")
+
+
+def _foreseen(database: Database, ids: list[str]) -> list[Redriven]:
+    found = []
+    with reading(database) as connection:
+        for row_id in ids:
+            try:
+                row = read.get(connection, row_id)
+            except NotFound as missing:
+                found.append(Redriven(row_id, "not found", str(missing)))
+                continue
+            if row.state in REDRIVABLE:
+                found.append(Redriven(row_id, "would be redriven"))
+            else:
+                refusal = IllegalMove("redrive", row_id, row.state, "dead or failed")
+                found.append(Redriven(row_id, "refused", str(refusal)))
+    return found
+
+
+# --- words about one row -----------------------------------------------------------------------------
+
+
+def attempts(row: Delivery) -> str:
+    """How much of the budget is used: "2 of 5". Interruptions have a budget of their own and are left out."""
+    running = row.state in (DeliveryState.PROCESSING, DeliveryState.SENT)
+    return f"{row.failures + running} of {row.max_attempts}"
+
+
+def why(row: Delivery, now: datetime) -> str:
+    """In one sentence: what the delivery waits for, or how it ended."""
+    match row.state:
+        case DeliveryState.PENDING:
+            return _why_pending(row, now)
+        case DeliveryState.PROCESSING:
+            return _why_processing(row, now)
+        case DeliveryState.SENT:
+            return "done: its handler returned and its receipt was committed."
+        case DeliveryState.FAILED:
+            return f"given up for good ({row.error_code}); it leaves only by a redrive."
+        case DeliveryState.DEAD:
+            spent = (
+                f"{row.interruptions} lost workers" if row.failures < row.max_attempts else f"{row.failures} failures"
+            )
+            return f"its budget was spent by {spent} ({row.error_code}); it leaves only by a redrive."
+        case DeliveryState.CANCELED:
+            return "taken back before it was sent."
+        case DeliveryState.EXPIRED:
+            return "its time to be useful passed before it was sent."
+
+
+def _why_pending(row: Delivery, now: datetime) -> str:
+    if row.held_reason:
+        return f"held back from every sweep until it is released: {row.held_reason}"
+    if row.due_at > now:
+        until = span((row.due_at - now).total_seconds())
+        if row.error_code and row.attempts:
+            return f"its last attempt ended with {row.error_code}; the next is due in {until}."
+        return f"it is not due before {until} have passed."
+    late = span((now - row.due_at).total_seconds())
+    if row.waiting_for == "handler":
+        return f"due for {late}; a worker that was told of it does not know kind {row.kind}: deploy its code there."
+    return f"due for {late}; it waits for a free worker that reads queue {row.queue}."
+
+
+def _why_processing(row: Delivery, now: datetime) -> str:
+    running = "" if row.claimed_at is None else f" for {span((now - row.claimed_at).total_seconds())}"
+    place = f"process {row.owner_pid} on {row.owner_host}"
+    if row.lease_expires_at is not None and row.lease_expires_at <= now:
+        silent = span((now - row.lease_expires_at).total_seconds())
+        return f"running{running} in {place}, whose lease lapsed {silent} ago: the next reap takes it back."
+    left = "" if row.deadline_at is None else f"; its time is over in {span((row.deadline_at - now).total_seconds())}"
+    return f"running{running} in {place}{left}."
+
+
+def _due(row: Delivery, now: datetime) -> str:
+    if row.state is not DeliveryState.PENDING:
+        return ""
+    seconds = (row.due_at - now).total_seconds()
+    return f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"
+
+
+def _ago(at: datetime | None, now: datetime) -> str | None:
+    return None if at is None else f"{instant(at)} ({span((now - at).total_seconds())} ago)"
+
+
+def _json(row: Delivery, *, arguments: bool) -> dict[str, Any]:
+    facts = {**asdict(row), "failures": row.failures, "attempts_used": attempts(row)}
+    if not arguments:
+        del facts["arguments"]
+    return facts

@@ -1,0 +1,171 @@
+"""`durable status`: one screen that says whether work is late, where, and whether the rescue runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from durable_core import sweeps
+from durable_core.cli import exits
+from durable_core.cli.database import reading
+from durable_core.cli.output import Output, note, span
+from durable_core.cli.where import Where, options
+from durable_core.database.migrate import check
+from durable_core.database.statements import current_schema
+from durable_core.deliveries import read
+from durable_core.deliveries.read import COUNT_LIMIT, QueueLine
+
+if TYPE_CHECKING:
+    from durable_core.celery_binding import Durable
+
+LATE_AFTER_INTERVALS = 3
+DEFAULT_MAX_AGE = 300.0
+NEW_INSTALLATION = 300.0
+"""Seconds after which every sweep that runs often must have begun once."""
+
+
+@dataclass(frozen=True)
+class SweepLine:
+    """One sweep as it stands; `age_seconds` is None for one that has never begun."""
+
+    name: str
+    interval_seconds: float
+    began_at: datetime | None
+    age_seconds: float | None
+    ended_at: datetime | None
+    moved: int | None
+    error: str | None
+    late: bool
+
+
+def is_late(age: float | None, interval: float) -> bool:
+    """
+    Whether a sweep that last began `age` seconds ago is more than three intervals late.
+
+    One that never began is late too, unless it runs seldom: beat offers it some minutes after its own
+    start. That such a sweep never comes is seen here only once it has run.
+    """
+    limit = LATE_AFTER_INTERVALS * interval
+    return limit <= NEW_INSTALLATION if age is None else age > limit
+
+
+@click.command()
+@options
+@click.option("--check", "gate", is_flag=True, help="Exit 6 when work or a sweep is late; for probes and deploys.")
+@click.option(
+    "--max-age", type=click.FloatRange(min=0), default=DEFAULT_MAX_AGE, show_default=True, metavar="SECONDS",
+    help="How old the oldest due delivery may be.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
+@click.pass_obj
+def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
+    """How old the oldest due delivery of each queue is, what waits, what died, and when the sweeps last ran."""
+    out = Output(as_json)
+    with where.database() as (database, durable), reading(database) as connection:
+        now = read.now(connection)
+        revision = check(connection)
+        queues = read.queues(connection)
+        ended = read.ended(connection)
+        loops = {row["name"]: row for row in sweeps.loops(connection)}
+    lines = [_sweep(sweep, loops.get(sweep.name), durable) for sweep in sweeps.SWEEPS]
+    problems = _problems(queues, lines, now, max_age)
+    if as_json:
+        out.answer(
+            {
+                "healthy": not problems,
+                "problems": problems,
+                "now": now,
+                "schema": {"name": current_schema(), "revision": revision},
+                "count_limit": COUNT_LIMIT,
+                "queues": [_queue_json(line, now) for line in queues],
+                **ended,
+                "sweeps": lines,
+            }
+        )
+    else:
+        _print(out, queues, ended, lines, now)
+    if gate:
+        for problem in problems:
+            note(f"late: {problem}")
+    return exits.UNHEALTHY if gate and problems else exits.OK
+
+
+def _sweep(sweep: sweeps.Sweep, row: Any, durable: Durable | None) -> SweepLine:
+    interval = (durable and durable.settings.interval(sweep.name)) or sweep.interval
+    age = None if row is None else float(row["age_seconds"])
+    facts = {} if row is None else row
+    return SweepLine(
+        sweep.name, interval, facts.get("began_at"), age, facts.get("ended_at"), facts.get("moved"),
+        facts.get("error"), is_late(age, interval),
+    )  # fmt: skip
+
+
+def _age(line: QueueLine, now: datetime) -> float | None:
+    return None if line.oldest_due_at is None else max(0.0, (now - line.oldest_due_at).total_seconds())
+
+
+def _problems(queues: list[QueueLine], lines: list[SweepLine], now: datetime, max_age: float) -> list[str]:
+    found = []
+    for queue in queues:
+        age = _age(queue, now)
+        if age is not None and age > max_age:
+            found.append(
+                f"the oldest due delivery of queue {queue.queue} has waited {span(age)}, more than {span(max_age)}"
+            )
+    for line in lines:
+        if line.late:
+            since = "has never begun" if line.age_seconds is None else f"last began {span(line.age_seconds)} ago"
+            found.append(f"sweep {line.name} {since}; it is to begin every {span(line.interval_seconds)}")
+    return found
+
+
+def _queue_json(line: QueueLine, now: datetime) -> dict[str, Any]:
+    return {
+        "queue": line.queue,
+        "oldest_due_at": line.oldest_due_at,
+        "oldest_due_age_seconds": _age(line, now),
+        "due": line.due,
+        "later": line.later,
+        "processing": line.processing,
+        "waiting_for_handler": line.waiting_for_handler,
+    }
+
+
+def counted(count: int) -> str:
+    """A count as people read it: at the limit it means "or more"."""
+    return f"{count}+" if count >= COUNT_LIMIT else str(count)
+
+
+def _print(out: Output, queues: list[QueueLine], ended: dict[str, int], lines: list[SweepLine], now: datetime) -> None:
+    if queues:
+        out.table(
+            ("QUEUE", "OLDEST DUE", "DUE", "LATER", "PROCESSING", "NO HANDLER"),
+            [
+                (
+                    line.queue,
+                    None if (age := _age(line, now)) is None else span(age),
+                    counted(line.due), counted(line.later), counted(line.processing),
+                    counted(line.waiting_for_handler),
+                )
+                for line in queues
+            ],
+        )  # fmt: skip
+    else:
+        out.line("no delivery waits or runs")
+    out.line()
+    out.line(f"dead {counted(ended['dead'])}, failed {counted(ended['failed'])}")
+    out.line()
+    out.table(
+        ("SWEEP", "BEGAN", "EVERY", "MOVED", "LATE", "ERROR"),
+        [
+            (
+                line.name,
+                "never" if line.age_seconds is None else f"{span(line.age_seconds)} ago",
+                span(line.interval_seconds), line.moved, "late" if line.late else "", line.error,
+            )
+            for line in lines
+        ],
+    )  # fmt: skip

@@ -1,0 +1,195 @@
+import os
+import pty
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import Result
+from sqlalchemy import Engine
+
+from durable_core.claims.journal import Line
+from durable_core.deliveries.attempt import Worker, perform
+from durable_core.deliveries.declare import DeliveryKind, Step
+from durable_core.deliveries.read import Delivery
+from durable_core.testing import Made, MovableClock
+from tests.cli.conftest import DURABLE, error_of, process, value_of
+
+Run = Callable[..., Result]
+NOBODY = "01900000-0000-7000-8000-000000000000"
+
+
+def test_a_page_is_newest_first_and_the_next_begins_after_it(durable: Run, make: Callable[..., Made]) -> None:
+    made = [make().id for _ in range(3)]
+
+    first = value_of(durable("deliveries", "list", "--limit", "2", "--json"))
+    assert [row["id"] for row in first["deliveries"]] == made[:0:-1]
+    second = value_of(durable("deliveries", "list", "--limit", "2", "--after", first["next_after"], "--json"))
+    assert [row["id"] for row in second["deliveries"]] == made[:1]
+    assert second["next_after"] is None
+
+
+def test_filters_narrow_the_page(durable: Run, make: Callable[..., Made], declare: Callable[..., Any]) -> None:
+    other = declare(name="other.kind")
+    made = make(other, queue="mail", key="k[1]", state="dead")
+    make()
+    for line in (("--kind", "other.kind"), ("--queue", "mail"), ("--key", "k[1]"), ("--state", "dead")):
+        found = value_of(durable("deliveries", "list", *line, "--json"))["deliveries"]
+        assert [row["id"] for row in found] == [made.id], line
+    assert durable("deliveries", "list", "--state", "lost").exit_code == 2
+    assert durable("deliveries", "list", "--limit", "0").exit_code == 2
+
+
+def test_a_list_in_a_pipe_is_never_cut(durable: Run, make: Callable[..., Made]) -> None:
+    made = make(key="k" * 900)
+    (line,) = durable("deliveries", "list").stdout.splitlines()[1:]
+    assert made.id in line
+    assert "k" * 900 in line
+
+
+def test_payloads_are_shown_only_on_request(durable: Run, make: Callable[..., Made]) -> None:
+    made = make(arguments={"n": 4711})
+    assert "4711" not in durable("deliveries", "list", "--json").stdout
+    assert "4711" not in durable("deliveries", "show", made.id, "--json").stdout
+    assert "4711" not in durable("deliveries", "show", made.id).stdout
+    assert value_of(durable("deliveries", "show", made.id, "--arguments", "--json"))["arguments"] == {"n": 4711}
+    assert "4711" in durable("deliveries", "show", made.id, "--arguments").stdout
+
+
+def test_show_says_how_far_it_came_why_it_waits_and_what_happened(
+    durable: Run, declare: Callable[..., DeliveryKind[..., Any]], make: Callable[..., Made], worker: Worker
+) -> None:
+    def fails(step: Step) -> None:
+        raise RuntimeError("the printer is on fire")
+
+    kind = declare(fails)
+    made = make(kind)
+    perform(worker, kind, made.id)
+
+    seen = value_of(durable("deliveries", "show", made.id, "--json"))
+    assert seen["attempts_used"] == "1 of 5"
+    assert seen["why"].startswith("its last attempt ended with WORKER_ERROR; the next is due in")
+    assert "the printer is on fire" in seen["error_message"]
+    assert [line["move"] for line in seen["journal"]] == ["fail"]
+    assert seen["journal"][0]["at"].endswith("Z")
+
+    told = durable("deliveries", "show", made.id).stdout
+    for part in ("1 of 5", "its last attempt ended", "RuntimeError: the printer is on fire", "pending"):
+        assert part in told
+
+
+@pytest.mark.parametrize("state", ["sent", "failed", "dead", "canceled", "expired", "processing", "pending"])
+def test_every_state_has_its_sentence(durable: Run, make: Callable[..., Made], state: str) -> None:
+    seen = value_of(durable("deliveries", "show", make(state=state).id, "--json"))
+    assert seen["state"] == state
+    assert seen["why"].endswith(".")
+
+
+def test_a_lapsed_lease_and_a_row_not_yet_due_say_so(
+    durable: Run, make: Callable[..., Made], clock: MovableClock
+) -> None:
+    held, later = make(state="processing"), make(countdown=7200)
+    clock.advance(seconds=40)
+    assert "lease lapsed" in value_of(durable("deliveries", "show", held.id, "--json"))["why"]
+    assert "not due before 1h 59m" in value_of(durable("deliveries", "show", later.id, "--json"))["why"]
+
+
+@pytest.mark.parametrize("row_id", [NOBODY, "41", "%s"])
+def test_an_id_that_names_nothing_is_not_found(durable: Run, row_id: str) -> None:
+    result = durable("deliveries", "show", row_id, "--json")
+    assert (result.exit_code, error_of(result)) == (4, "NOT_FOUND")
+
+
+# --- redrive -----------------------------------------------------------------------------------------
+
+SAID = ("--by", "dana", "--reason", "the printer is back")
+
+
+def test_a_redrive_records_who_and_why_and_reports_each_row(
+    durable: Run, make: Callable[..., Made], row: Callable[[str], Delivery], lines: Callable[[str], list[Line]]
+) -> None:
+    dead, failed = make(state="dead"), make(state="failed")
+
+    result = durable("deliveries", "redrive", dead.id, failed.id, *SAID, "--yes", "--json")
+
+    assert result.exit_code == 0, result.stderr
+    assert [one["outcome"] for one in value_of(result)["deliveries"]] == ["redriven", "redriven"]
+    for made in (dead, failed):
+        assert row(made.id).state == "pending"
+        last = lines(made.id)[-1]
+        assert (last.move, last.by, last.reason) == ("redrive", "dana", "the printer is back")
+
+
+def test_a_refused_row_is_a_conflict_and_does_not_keep_the_others_back(
+    durable: Run, make: Callable[..., Made], row: Callable[[str], Delivery]
+) -> None:
+    dead, sent = make(state="dead"), make(state="sent")
+
+    result = durable("deliveries", "redrive", sent.id, dead.id, NOBODY, *SAID, "--yes", "--json")
+
+    assert result.exit_code == 5
+    outcomes = {one["id"]: one["outcome"] for one in value_of(result)["deliveries"]}
+    assert outcomes == {sent.id: "refused", dead.id: "redriven", NOBODY: "not found"}
+    assert row(dead.id).state == "pending"
+    assert row(sent.id).state == "sent"
+
+
+def test_an_unknown_row_is_not_found(durable: Run, make: Callable[..., Made]) -> None:
+    assert durable("deliveries", "redrive", make(state="dead").id, NOBODY, "x", *SAID, "--yes").exit_code == 4
+
+
+def test_the_same_id_twice_is_one_redrive(durable: Run, make: Callable[..., Made]) -> None:
+    dead = make(state="dead")
+    result = durable("deliveries", "redrive", dead.id, dead.id.upper(), *SAID, "--yes", "--json")
+    assert [one["outcome"] for one in value_of(result)["deliveries"]] == ["redriven"]
+
+
+def test_a_dry_run_foresees_and_changes_nothing(
+    durable: Run, make: Callable[..., Made], row: Callable[[str], Delivery]
+) -> None:
+    dead, sent = make(state="dead"), make(state="sent")
+    result = durable("deliveries", "redrive", dead.id, sent.id, *SAID, "--dry-run", "--json")
+    assert result.exit_code == 5
+    outcomes = {one["id"]: one["outcome"] for one in value_of(result)["deliveries"]}
+    assert outcomes == {dead.id: "would be redriven", sent.id: "refused"}
+    assert row(dead.id).state == "dead"
+
+
+@pytest.mark.parametrize("line", [("--by", "dana"), ("--reason", "why"), ("--by", " ", "--reason", "why")])
+def test_who_and_why_are_required(durable: Run, line: tuple[str, ...]) -> None:
+    assert durable("deliveries", "redrive", NOBODY, *line, "--yes").exit_code == 2
+
+
+def test_without_a_terminal_it_does_not_ask(engine: Engine, make: Callable[..., Made]) -> None:
+    url = engine.url.render_as_string(hide_password=False)
+    done = process(
+        "--database-url", url, "deliveries", "redrive", make(state="dead").id, *SAID, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 2
+    assert "--yes" in done.stderr
+
+
+@pytest.mark.parametrize(("answer", "code", "state"), [("y", 0, "pending"), ("n", 130, "dead"), ("\x03", 130, "dead")])
+def test_on_a_terminal_it_asks(
+    engine: Engine, make: Callable[..., Made], row: Callable[[str], Delivery], answer: str, code: int, state: str
+) -> None:
+    dead = make(state="dead")
+    url = engine.url.render_as_string(hide_password=False)
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [*DURABLE, "--database-url", url, "deliveries", "redrive", dead.id, *SAID],
+        stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        # The terminal that Ctrl-C is typed on must be the child's own.
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    ) as child:  # fmt: skip
+        os.close(follower)
+        assert child.stderr is not None
+        asked = ""
+        while "?" not in asked:
+            asked += child.stderr.read(1)
+        assert dead.id in asked
+        os.write(leader, answer.encode() + (b"" if answer == "\x03" else b"\n"))
+        child.communicate(timeout=30)
+    os.close(leader)
+    assert child.returncode == code
+    assert row(dead.id).state == state

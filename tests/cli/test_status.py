@@ -1,0 +1,137 @@
+import json
+from collections.abc import Callable
+
+import pytest
+from click.testing import Result
+from sqlalchemy import Engine, text
+
+from durable_core.cli import status as status_room
+from durable_core.cli.status import counted, is_late
+from durable_core.deliveries.read import COUNT_LIMIT
+from durable_core.testing import Made, MovableClock
+from tests.cli.conftest import value_of
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def swept(engine: Engine) -> Callable[[str, float], None]:
+    """Say that a sweep began so many seconds ago, by the database's clock."""
+
+    def _swept(name: str, seconds: float) -> None:
+        with engine.begin() as connection:
+            connection.execute(
+                text(
+                    "insert into durable.loops (name, began_at, moved)"
+                    " values (:name, durable.durable_now() - make_interval(secs => :seconds), 3)"
+                ),
+                {"name": name, "seconds": seconds},
+            )
+
+    return _swept
+
+
+@pytest.fixture
+def all_swept(swept: Callable[[str, float], None]) -> None:
+    swept("dispatch", 0)
+    swept("reap", 1)
+    swept("prune", 60)
+
+
+def test_the_queue_whose_oldest_row_waits_longest_comes_first(
+    durable: Run, make: Callable[..., Made], clock: MovableClock
+) -> None:
+    make(queue="slow")
+    clock.advance(seconds=100)
+    make(queue="fast")
+    make(queue="fast", countdown=600)
+    make(queue="busy", state="processing")
+    clock.freeze()
+    clock.advance(seconds=60)
+
+    queues = value_of(durable("status", "--json"))["queues"]
+
+    assert [line["queue"] for line in queues] == ["slow", "fast", "busy"]
+    assert queues[0]["oldest_due_age_seconds"] == pytest.approx(160, abs=20)
+    assert queues[1]["oldest_due_age_seconds"] == pytest.approx(60, abs=20)
+    assert (queues[1]["due"], queues[1]["later"], queues[2]["processing"]) == (1, 1, 1)
+    assert queues[2]["oldest_due_age_seconds"] is None
+
+    lines = durable("status").stdout.splitlines()
+    assert lines[0].startswith("QUEUE  OLDEST DUE")
+    assert lines[1].split()[:2] == ["slow", "2m"]
+
+
+def test_what_died_and_failed_is_counted(durable: Run, make: Callable[..., Made]) -> None:
+    for state in ("dead", "dead", "failed", "sent"):
+        make(state=state)
+    seen = value_of(durable("status", "--json"))
+    assert (seen["dead"], seen["failed"]) == (2, 1)
+    assert "dead 2, failed 1" in durable("status").stdout
+
+
+def test_a_count_at_the_limit_says_or_more(
+    durable: Run, make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert counted(COUNT_LIMIT - 1) == "9999"
+    assert counted(COUNT_LIMIT) == "10000+"
+    monkeypatch.setattr(status_room, "COUNT_LIMIT", 2)
+    monkeypatch.setattr("durable_core.deliveries.read.COUNT_LIMIT", 2)
+    for _ in range(3):
+        make(state="dead")
+    assert "dead 2+" in durable("status").stdout
+
+
+def test_a_check_passes_while_nothing_is_late(durable: Run, make: Callable[..., Made], all_swept: None) -> None:
+    make()
+    result = durable("status", "--check", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert value_of(result)["healthy"] is True
+
+
+def test_a_check_fails_when_the_oldest_due_row_is_too_old(
+    durable: Run, make: Callable[..., Made], clock: MovableClock, swept: Callable[[str, float], None]
+) -> None:
+    make(queue="mail")
+    clock.advance(seconds=400)
+    for name in ("dispatch", "reap", "prune"):
+        swept(name, 0)
+
+    result = durable("status", "--check", "--json")
+
+    assert result.exit_code == 6
+    assert "mail" in result.stderr
+    assert len(json.loads(result.stdout)["problems"]) == 1
+    assert durable("status", "--check", "--max-age", "3600").exit_code == 0
+    assert durable("status").exit_code == 0
+
+
+def test_a_check_fails_when_a_sweep_is_three_intervals_late(durable: Run, swept: Callable[[str, float], None]) -> None:
+    swept("dispatch", 0)
+    swept("reap", 30)
+    swept("prune", 60)
+    result = durable("status", "--check")
+    assert result.exit_code == 6
+    assert "sweep reap" in result.stderr
+    assert "late" in result.stdout
+
+
+def test_a_check_fails_when_no_sweep_ever_began(durable: Run) -> None:
+    result = durable("status", "--check", "--max-age", "100000", "--json")
+    assert result.exit_code == 6
+    late = {line["name"] for line in value_of(result)["sweeps"] if line["late"]}
+    # Beat first runs the hourly sweep an hour after its start: that is not late yet.
+    assert late == {"dispatch", "reap"}
+
+
+def test_late_is_more_than_three_intervals() -> None:
+    assert not is_late(15.0, 5.0)
+    assert is_late(15.1, 5.0)
+
+
+def test_instants_are_utc(durable: Run, make: Callable[..., Made], all_swept: None) -> None:
+    make()
+    seen = value_of(durable("status", "--json"))
+    assert seen["now"].endswith("Z")
+    assert seen["queues"][0]["oldest_due_at"].endswith("Z")
+    assert seen["sweeps"][0]["began_at"].endswith("Z")
