@@ -106,7 +106,8 @@ class Smtp:
             or parts.path not in ("", "/")
         ):
             raise DefinitionError(
-                "an SMTP URL has the scheme smtp or smtps, a host, from=<address>, and at most starttls=yes|no and timeout."
+                "an SMTP URL has the scheme smtp or smtps, a host and from=<address>, "
+                "and besides at most starttls=yes|no and timeout=<seconds>."
             )
         tls = parts.scheme == "smtps"
         port = port or (465 if tls else 587)
@@ -203,6 +204,8 @@ def _message(
         message["From"] = _mailbox(smtp.sender)
         message["To"] = mailboxes
         message["Subject"] = _one_line(subject)
+        # An encoded word may hold the line break that the text itself does not.
+        _one_line(str(message["Subject"]))
         if reply_to is not None:
             message["Reply-To"] = _mailbox(reply_to)
     except ValueError as refused:

@@ -130,9 +130,8 @@ def post(
         raise GiveUp(str(refused), code="BAD_REQUEST") from None
     host = urlsplit(url).hostname
     content = json.dumps(body, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-    sent = {"Content-Type": "application/json", "User-Agent": "durable-core"}
-    sent.update({name: value for name, value in extra.items() if name.lower() not in ("content-type", "user-agent")})
-    sent.update({name.title(): value for name, value in extra.items() if name.lower() in ("content-type", "user-agent")})
+    sent = httpx.Headers({"Content-Type": "application/json", "User-Agent": "durable-core"})
+    sent.update(extra)
     # The answer is read as it comes: what would have to be unpacked could unpack to anything.
     sent.update({KEY_HEADER: step.key, "Accept-Encoding": "identity"})
     deadline = _Deadline(webhooks.total_timeout)
@@ -245,7 +244,8 @@ class _Deadline:
         with self._lock:
             if self._socket is not None:
                 try:
-                    self._socket.shutdown(socket.SHUT_RDWR)
+                    # Past a TLS socket's own method, which would forget its cipher in the middle of a read.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
                 except OSError:
                     pass  # it was closed already
 

@@ -144,8 +144,8 @@ def test_the_depth_allowed_includes_the_arguments_themselves():
     ("annotation", "value"),
     [
         (int, "7"), (int, True), (int, 7.0), (str, 7), (bool, 1), (list[int], ["1"]), (datetime, datetime(2030, 1, 1)),
-        (time, time(1, 2)), (list[datetime], [datetime(2030, 1, 1)]), (datetime, "2030-01-01T00:00:00Z"), (Literal["a"], "b"), (Point, {"x": 1, "y": 2}),
-        (Annotated[int, pydantic.Field(gt=0)], 0),
+        (time, time(1, 2)), (datetime, "2030-01-01T00:00:00Z"), (Literal["a"], "b"), (Point, {"x": 1, "y": 2}),
+        (Annotated[int, pydantic.Field(gt=0)], 0), (list[datetime], [datetime(2030, 1, 1)]),
     ],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip
