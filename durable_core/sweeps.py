@@ -21,6 +21,10 @@ CONTROL_QUEUE = "durable.control"
 """Sweeps have a queue of their own, so that no backlog of work can starve the rescue."""
 
 
+PATIENCE_SECONDS = 15.0
+"""A sweep that has not ended is taken for killed after so long, and the next one begins."""
+
+
 @dataclass(frozen=True)
 class Bounds:
     """What the sweeps of one installation are told: lease and heartbeat (seconds), caps and retention."""
@@ -82,7 +86,8 @@ def run_sweep(database: Database, sweep: Sweep, bounds: Bounds, *, interval: flo
     With half an offer's tolerance, for beat's ticks are not exact: half an interval for a
     sweep that is offered as often as it runs.
 
-    So a backlog of sweep messages, or five beats, cost one statement each. The answer says
+    Nor while one still runs, for as long as PATIENCE_SECONDS. So a backlog of sweep
+    messages, or five beats, cost one statement each. The answer says
     what moved, or why nothing was tried. Raises what the sweep raised, after noting it in
     `durable.loops`.
     """
@@ -90,6 +95,7 @@ def run_sweep(database: Database, sweep: Sweep, bounds: Bounds, *, interval: flo
         rows = run(
             connection, _statements.begin, name=sweep.name, host=socket.gethostname(),
             rest_seconds=interval / 2 if interval else sweep.interval - sweep.every / 2,
+            patience_seconds=PATIENCE_SECONDS,
             lease_seconds=bounds.holder.lease_seconds, heartbeat_seconds=bounds.holder.heartbeat_seconds,
         )  # fmt: skip
     if not rows:

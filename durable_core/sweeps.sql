@@ -20,6 +20,10 @@ begun as (
             else l.hold_until
         end
     where l.began_at <= excluded.began_at - make_interval(secs => :rest_seconds)
+        -- One that still runs is left to run: two dispatches at once would each fill the same gap.
+        -- One that never ends was killed, and is waited for no longer than this.
+        and (l.ended_at >= l.began_at
+            or l.began_at <= excluded.began_at - make_interval(secs => :patience_seconds))
         -- A clock set back must not stop the sweeps until it has caught up.
         or l.began_at > excluded.began_at
     returning l.began_at, l.hold_until

@@ -22,8 +22,9 @@ from durable_core.deliveries.sweep import give_back, holding_pids
 log = logging.getLogger("durable.worker")
 
 LOOK_EVERY_SECONDS = 0.5
-PASSES = 3
-"""A killed child's backend may still hold a row's lock for a moment; what stays locked is left to the lease."""
+PASSES = 4
+"""How many looks a dead child's rows are asked for: its backend may still hold a row's lock for a moment. What stays
+locked is left to the lease."""
 
 
 class ChildWatch:
@@ -35,6 +36,7 @@ class ChildWatch:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="durable-children", daemon=True)
         self._seen: set[int] = set()
+        self._dead: dict[int, int] = {}
         self._kill_at: float | None = None
 
     def start(self) -> bool:
@@ -57,7 +59,11 @@ class ChildWatch:
             return
         self._stop.set()
         self._thread.join(timeout=5)
-        self._look()
+        for _ in range(PASSES):
+            self._look()
+            if not self._dead:
+                return
+            time.sleep(0.1)
 
     def _alive(self) -> set[int] | None:
         processes = getattr(getattr(self._pool, "_pool", None), "_pool", None)
@@ -74,9 +80,9 @@ class ChildWatch:
             now = self._alive()
             if now is None:
                 return
-            gone, self._seen = self._seen - now, now
-            for pid in gone:
-                self._give_back(pid)
+            self._dead.update(dict.fromkeys(self._seen - now, PASSES))
+            self._seen = now
+            self._give_back(now)
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._kill(now)
         except Exception:
@@ -92,14 +98,18 @@ class ChildWatch:
             except ProcessLookupError:
                 continue
 
-    def _give_back(self, pid: int) -> None:
-        bounds = self._durable.settings.holder()
-        for _ in range(PASSES):
-            moved = give_back(
-                self._durable.database, owner_nonce(), pid,
-                shutdown=self._kill_at is not None, heartbeat_seconds=bounds.heartbeat_seconds,
-            )  # fmt: skip
-            if moved:
-                log.warning("child_lost", extra={"owner_pid": pid, "rows": moved})
-                return
-            time.sleep(LOOK_EVERY_SECONDS / 4)
+    def _give_back(self, alive: set[int]) -> None:
+        """Ask for the rows of all dead children at once: one that held nothing must not delay the others."""
+        # A number that is a child's again belongs to the living.
+        self._dead = {pid: passes - 1 for pid, passes in self._dead.items() if passes and pid not in alive}
+        if not self._dead:
+            return
+        moved = give_back(
+            self._durable.database,
+            owner_nonce(),
+            set(self._dead),
+            shutdown=self._kill_at is not None,
+            heartbeat_seconds=self._durable.settings.holder().heartbeat_seconds,
+        )
+        if moved:
+            log.warning("children_lost", extra={"pids": sorted(self._dead), "rows": moved})

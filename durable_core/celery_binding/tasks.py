@@ -77,12 +77,13 @@ def _told(attempted: Attempted) -> str:
         case Outcome.SENT | Outcome.NOTHING_TO_DO | Outcome.CLAIM_LOST:
             return attempted.outcome.value
         case Outcome.FAILED | Outcome.DEAD:
-            raise DeliveryEnded(f"{attempted.outcome.value}: {attempted.error_code}: {attempted.error_message}")
+            # The code alone: an exception's text may hold what was in the arguments, and events go through the broker.
+            raise DeliveryEnded(f"{attempted.outcome.value}: {attempted.error_code}")
         case Outcome.UNAVAILABLE:
             raise CeleryRetry(attempted.outcome.value)
         case Outcome.RETRY | Outcome.INTERRUPTED | Outcome.UNKNOWN:
             said = f"{attempted.outcome.value} (attempt {attempted.attempt} of {attempted.max_attempts})"
-            reason = f"{said}: {attempted.error_code}: {attempted.error_message}"
+            reason = said if attempted.error_code is None else f"{said}: {attempted.error_code}"
             # Celery's event names the exception inside, not the message: without one Flower shows "None".
             raise CeleryRetry(reason, exc=DeliveryRetried(reason), when=attempted.due_at)
 

@@ -6,7 +6,7 @@ import json
 import logging
 import random as random_module
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import psycopg
@@ -109,14 +109,14 @@ def holding_pids(database: Database, owner: str) -> set[int]:
 def give_back(
     database: Database,
     owner: str,
-    pid: int,
+    pids: Collection[int],
     *,
     shutdown: bool = False,
     heartbeat_seconds: float = 8.0,
     random: Callable[[], float] = random_module.random,
 ) -> int:
     """
-    Take back at once what a dead process of this owner held, as its parent asks; how many rows moved.
+    Take back at once what dead processes of this owner held, as their parent asks; how many rows moved.
 
     Counted as `reap` counts, and once: whoever comes second finds another state. A row that
     is still locked by the dead process's backend is left for the next call, or to its lease.
@@ -131,7 +131,7 @@ def give_back(
         shutdown=shutdown,
     )
     with database.transaction() as connection:
-        owned = run(connection, _statements.owned, owner=owner, pid=pid)
+        owned = run(connection, _statements.owned, owner=owner, pids=list(pids))
         return decide.reap(connection, owned) if owned else 0
 
 

@@ -103,7 +103,8 @@ with locked as materialized (
     select d.id, d.kind, d.fence, d.attempts, d.interruptions, d.shutdowns, d.snoozes, d.max_attempts,
         d.max_interruptions, d.deadline_at
     from durable.deliveries d
-    where d.state = 'processing' and d.held_reason is null and d.owner = :owner and d.owner_pid = :pid
+    where d.state = 'processing' and d.held_reason is null and d.owner = :owner
+      and d.owner_pid = any (cast(:pids as integer[]))
     order by d.id
     for no key update skip locked
 )

@@ -115,6 +115,7 @@ class Raising(wakes.Carrier):
 
 def test_a_publisher_that_raises_never_reaches_the_caller(world: World, shop_kinds: Shop) -> None:
     before = wakes.carrier()
+    wakes.wake()
     wakes.use_carrier(Raising())
     try:
         row_ids = commit_some(world, shop_kinds)

@@ -19,6 +19,7 @@ from durable_core import (
     deliveries,
     enqueue_by_name,
     enqueue_many,
+    wakes,
 )
 
 DOORS = ["Session", "scoped_session", "Connection", "psycopg"]
@@ -405,7 +406,8 @@ def test_a_carrier_that_raises_never_reaches_the_caller(kind, door, carrier, eng
     assert count(engine) == 1
 
 
-def test_without_a_carrier_nothing_is_remembered(kind, engine):
+def test_without_a_carrier_nothing_is_remembered(kind, engine, carrier):
+    wakes.use_carrier(None)  # the fixture puts back what was there
     with Session(engine) as session:
         kind.enqueue(session, 1)
         assert not session.info

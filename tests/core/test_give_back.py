@@ -29,7 +29,7 @@ def test_a_dead_childs_row_is_due_again_at_once_and_counted_as_one_interruption(
     made = make(state="pending")
     claimed(database, kind, made.id)
 
-    assert sweep.give_back(database, "this-worker", 4711) == 1
+    assert sweep.give_back(database, "this-worker", {4711}) == 1
 
     given: Delivery = row(made.id)
     assert (given.state, given.attempts, given.interruptions, given.failures) == (DeliveryState.PENDING, 1, 1, 0)
@@ -46,7 +46,7 @@ def test_rows_of_other_children_and_other_workers_stay_where_they_are(
     claimed(database, kind, sibling.id, Holder(owner="this-worker", pid=4712))
     claimed(database, kind, stranger.id, Holder(owner="other-worker", pid=4711))
 
-    assert sweep.give_back(database, "this-worker", 4711) == 0
+    assert sweep.give_back(database, "this-worker", {4711}) == 0
 
     assert {row(sibling.id).state, row(stranger.id).state} == {DeliveryState.PROCESSING}
 
@@ -59,7 +59,7 @@ def test_parent_and_reaper_who_see_one_death_count_it_once(
     clock.advance(seconds=31)
 
     assert sweep.reap(database) == 1
-    assert sweep.give_back(database, "this-worker", 4711) == 0
+    assert sweep.give_back(database, "this-worker", {4711}) == 0
 
     assert row(made.id).interruptions == 1
 
@@ -72,7 +72,7 @@ def test_a_child_killed_at_its_deadline_spends_an_attempt(
     claimed(database, kind, made.id)
     clock.advance(seconds=10.5)
 
-    assert sweep.give_back(database, "this-worker", 4711) == 1
+    assert sweep.give_back(database, "this-worker", {4711}) == 1
 
     given: Delivery = row(made.id)
     assert (given.error_code, given.failures, given.interruptions) == ("TIMEOUT", 1, 0)
@@ -86,9 +86,9 @@ def test_a_row_that_the_dead_childs_backend_still_locks_is_left_for_later(
     with other_engine.begin() as backend:
         backend.execute(text("select from durable.deliveries where id = :id for no key update"), {"id": made.id})
 
-        assert sweep.give_back(database, "this-worker", 4711) == 0
+        assert sweep.give_back(database, "this-worker", {4711}) == 0
 
-    assert sweep.give_back(database, "this-worker", 4711) == 1
+    assert sweep.give_back(database, "this-worker", {4711}) == 1
 
 
 def test_what_a_shutdown_kills_is_due_at_once_and_costs_the_row_nothing(
@@ -98,7 +98,7 @@ def test_what_a_shutdown_kills_is_due_at_once_and_costs_the_row_nothing(
     for deploys in range(1, 30):
         claimed(database, kind, made.id)
 
-        assert sweep.give_back(database, "this-worker", 4711, shutdown=True) == 1
+        assert sweep.give_back(database, "this-worker", {4711}, shutdown=True) == 1
 
         given: Delivery = row(made.id)
         assert (given.state, given.shutdowns, given.interruptions, given.failures) == ("pending", deploys, 0, 0)

@@ -1,15 +1,17 @@
 """Dispatch, prune, and the turns of the sweeps: any number of beats may drive them."""
 
+import threading
+
 import pytest
 from sqlalchemy import text
 
-from durable_core import deliveries
+from durable_core import deliveries, wakes
 from durable_core.claims.claim import Holder
 from durable_core.deliveries import sweep
 from durable_core.deliveries.attempt import perform
 from durable_core.deliveries.enqueue import enqueue_many
 from durable_core.errors import NotInstalled
-from durable_core.sweeps import SWEEPS, Bounds, loops, named, run_sweep
+from durable_core.sweeps import PATIENCE_SECONDS, SWEEPS, Bounds, Sweep, loops, named, run_sweep
 
 BOUNDS = Bounds(Holder())
 
@@ -81,7 +83,8 @@ def test_a_hint_after_a_failure_is_not_the_first(database, worker, declare, make
     assert (hint.attempt, hint.first) == (2, False)
 
 
-def test_dispatch_without_a_carrier_says_what_is_missing(database, make):
+def test_dispatch_without_a_carrier_says_what_is_missing(database, make, carrier):
+    wakes.use_carrier(None)  # the fixture puts back what was there
     make()
     with pytest.raises(NotInstalled):
         sweep.dispatch(database)
@@ -219,3 +222,26 @@ def test_a_row_reads_as_json(engine, make, row):
 
     told = row(make(state="dead").id).as_json()
     assert json.loads(json.dumps(told))["state"] == "dead"
+
+
+def test_a_sweep_that_still_runs_is_not_joined_by_another_until_it_must_be_dead(database, clock):
+    """Two dispatches at once would each fill the same gap, and a queue would hold more hints than due rows."""
+    started, finish = threading.Event(), threading.Event()
+
+    def run(_database, _bounds):
+        started.set()
+        assert finish.wait(30)
+        return 7
+
+    slow, quick = (Sweep("dispatch", 1.0, "nothing", act) for act in (run, lambda _database, _bounds: 1))
+    first = threading.Thread(target=run_sweep, args=(database, slow, BOUNDS))
+    first.start()
+    try:
+        assert started.wait(30)
+        clock.advance(seconds=PATIENCE_SECONDS - 1)
+        assert run_sweep(database, quick, BOUNDS)["skipped"] == "one just ran"
+        clock.advance(seconds=2)
+        assert run_sweep(database, quick, BOUNDS) == {"moved": 1}
+    finally:
+        finish.set()
+        first.join()
