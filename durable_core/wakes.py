@@ -68,7 +68,7 @@ def carrier() -> Carrier | None:
 
 
 def after_commit(
-    tx: Session | scoped_session[Session] | Connection | psycopg.Connection[Any], hints: Iterable[Hint]
+    tx: Session | scoped_session[Session] | Connection | psycopg.Connection[Any] | None, hints: Iterable[Hint]
 ) -> None:
     """
     Publish these hints once the caller's root transaction has committed.

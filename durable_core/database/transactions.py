@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from collections.abc import Callable, Generator, Mapping
+from contextlib import nullcontext
+from typing import Any, TypeAlias, TypeVar
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, scoped_session
 
 from durable_core.database.statements import Statement
 from durable_core.errors import UnsupportedTransaction
 
+T = TypeVar("T")
+
 Transaction: TypeAlias = "Session | scoped_session[Session] | Connection | psycopg.Connection[Any]"
 """The caller's own open transaction. We run statements in it; we never commit it and never roll it back."""
+
+AsyncTransaction: TypeAlias = "AsyncSession | AsyncConnection | psycopg.AsyncConnection[Any]"
+"""The same in asyncio, for the functions whose names begin with an a."""
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -47,11 +54,68 @@ def connection_of(tx: Session | scoped_session[Session] | Connection) -> Connect
     raise UnsupportedTransaction(type(tx).__name__)
 
 
-def savepoint(tx: Transaction) -> AbstractContextManager[object]:
-    """A SAVEPOINT in the caller's transaction: released on success, rolled back to when an exception leaves it."""
+Steps: TypeAlias = "Generator[tuple[Statement, dict[str, object]], list[Row], T]"
+"""A sequence of statements that does not know whether its transaction is sync or async: it yields each, and is sent
+its rows, or the error thrown in where it stands."""
+
+
+def carried(tx: Transaction, steps: Steps[T]) -> T:
+    """Run the steps in the caller's transaction. A connection in autocommit gets one transaction for them."""
     if isinstance(tx, psycopg.Connection):
-        return tx.transaction()
-    return connection_of(tx).begin_nested()
+        with tx.transaction() if _alone(tx) else nullcontext():
+            return _through(steps, lambda statement, parameters: run_raw(tx, statement, parameters))
+    connection = connection_of(tx)
+    driver = connection.connection.driver_connection
+    if isinstance(driver, psycopg.Connection) and _alone(driver):
+        with driver.transaction():
+            return _through(steps, lambda statement, parameters: run_raw(driver, statement, parameters))
+    return _through(steps, lambda statement, parameters: run(connection, statement, **parameters))
+
+
+def _through(steps: Steps[T], execute: Callable[[Statement, dict[str, object]], list[Row]]) -> T:
+    try:
+        request = next(steps)
+        while True:
+            try:
+                rows = execute(*request)
+            except Exception as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(rows)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+
+
+async def acarried(tx: AsyncTransaction, steps: Steps[T]) -> T:
+    """The same in an async transaction."""
+    if isinstance(tx, AsyncSession | AsyncConnection):
+        return await tx.run_sync(lambda sync: carried(sync, steps))
+    async with tx.transaction() if _alone(tx) else nullcontext():
+        return await _athrough(tx, steps)
+
+
+async def _athrough(tx: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:
+    try:
+        request = next(steps)
+        while True:
+            statement, parameters = request
+            try:
+                async with tx.cursor(row_factory=dict_row) as cursor:
+                    await cursor.execute(statement.driver, parameters)
+                    rows: list[Row] = [*await cursor.fetchall()] if cursor.description else []
+            except Exception as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(rows)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+
+
+def _alone(driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """In autocommit and outside a transaction: each statement would be committed by itself."""
+    return driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE
 
 
 def checked(tx: object) -> Transaction:
@@ -66,6 +130,13 @@ def sqlstate(error: BaseException) -> str | None:
     if isinstance(error, DBAPIError):
         return sqlstate(error.orig) if error.orig is not None else None
     return getattr(error, "sqlstate", None)
+
+
+def achecked(tx: object) -> AsyncTransaction:
+    """The async transaction, or a refusal before anything is written. Raises UnsupportedTransaction."""
+    if isinstance(tx, AsyncSession | AsyncConnection | psycopg.AsyncConnection):
+        return tx
+    raise UnsupportedTransaction(f"{type(tx).__module__}.{type(tx).__qualname__}")
 
 
 SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED = "40001", "40P01", "55P03", "57014"

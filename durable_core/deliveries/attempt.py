@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import random as random_module
@@ -25,7 +26,7 @@ from durable_core.database.commits import CommitUnknown, Resolved, resolve
 from durable_core.database.connections import Database
 from durable_core.database.statements import Statement, beside
 from durable_core.database.transactions import Row, Transaction, checked, is_infrastructure, run, sqlstate
-from durable_core.deliveries.declare import DeliveryKind, Step, registry, terms
+from durable_core.deliveries.declare import AsyncStep, DeliveryKind, Step, registry, terms
 from durable_core.deliveries.options import DEFAULT_QUEUE
 from durable_core.errors import ClaimLost, EffectEscaped, GiveUp, InvalidArguments, Retry
 from durable_core.retry import Verdict, after_failure, rescue_seconds
@@ -192,11 +193,14 @@ class _Attempt:
         transaction = StepTransaction(self.worker.database, _statements, self.claim)
         effects: list[Effect] = []
         deadline = self.claim.taken_at + self.kind.timeout
-        step = Step(self.claim, transaction, self.held, effects, deadline)
+        offered = AsyncStep if self.kind.is_async else Step
+        step = offered(self.claim, transaction, self.held, effects, deadline)
         try:
             try:
                 arguments = self.kind.signature.unpack(self.claim.arguments)
                 value = self.kind.handler(step, **arguments)
+                if self.kind.is_async:
+                    value = asyncio.run(value)
             except BaseException as error:
                 broken = transaction.broken
                 transaction.discard()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable_core import kinds
@@ -15,8 +18,8 @@ from durable_core.arguments import Signature
 from durable_core.claims.claim import Claim
 from durable_core.claims.heartbeat import Held
 from durable_core.claims.session import Effect, StepTransaction
-from durable_core.database.transactions import Transaction
-from durable_core.deliveries.enqueue import New, Ref, enqueue_new
+from durable_core.database.transactions import AsyncTransaction, Transaction
+from durable_core.deliveries.enqueue import New, Ref, aenqueue_new, enqueue_new
 from durable_core.deliveries.options import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_MAX_INTERRUPTIONS,
@@ -104,6 +107,11 @@ class Step:
         """
         return self._transaction.session()
 
+    @property
+    def connection(self) -> Connection:
+        """The connection under `session`, for SQL without the ORM; the same promise, the same caution."""
+        return self._transaction.session().connection()
+
     def in_commit(self, effect: Effect) -> None:
         """
         Run `effect(session)` inside the commit, after the handler has returned.
@@ -113,6 +121,30 @@ class Step:
         `effect` must be re-runnable, and talk to nothing but its session.
         """
         self._effects.append(effect)
+
+
+class AsyncStep(Step):
+    """
+    The same for an `async def` handler, which runs in an event loop of its own.
+
+    Its `session` is an AsyncSession on the attempt's one connection. That connection is a
+    blocking one: a statement holds up the loop, as the handler is all that runs in it.
+    """
+
+    @property
+    def session(self) -> AsyncSession:  # type: ignore[override]  # an async handler can do nothing with the other
+        """An AsyncSession whose work commits together with the receipt, or not at all. See `Step.session`."""
+        if self._async_session is None:
+            own: Any = lambda **_: self._transaction.session()  # noqa: E731  (it stands where a class is asked for)
+            self._async_session = AsyncSession(sync_session_class=own)
+        return self._async_session
+
+    _async_session: AsyncSession | None = None
+
+    @property
+    def connection(self) -> NoReturn:
+        """Not for async handlers: `await step.session.connection()`."""
+        raise AttributeError("an async handler asks `await step.session.connection()`")
 
 
 class DeliveryKind(Generic[P, R]):
@@ -128,6 +160,7 @@ class DeliveryKind(Generic[P, R]):
         self.max_attempts, self.max_interruptions = max_attempts, max_interruptions
         self.backoff, self.timeout = backoff, timeout
         self.signature = Signature(name, handler)
+        self.is_async = inspect.iscoroutinefunction(handler)
         self.__doc__ = handler.__doc__
         self.__name__ = getattr(handler, "__name__", name)
         self.__module__ = handler.__module__
@@ -151,6 +184,10 @@ class DeliveryKind(Generic[P, R]):
         written and the transaction alive.
         """
         return self.options().enqueue(tx, *args, **kwargs)
+
+    async def aenqueue(self, tx: AsyncTransaction, *args: P.args, **kwargs: P.kwargs) -> Ref:
+        """As `enqueue`, in an AsyncSession, an AsyncConnection or a psycopg AsyncConnection."""
+        return await self.options().aenqueue(tx, *args, **kwargs)
 
     def options(self, **options: Unpack[Options]) -> Prepared[P]:
         """
@@ -183,6 +220,10 @@ class Prepared(Generic[P]):
         ends the caller's transaction.
         """
         return enqueue_new(tx, self.new(*args, **kwargs))
+
+    async def aenqueue(self, tx: AsyncTransaction, *args: P.args, **kwargs: P.kwargs) -> Ref:
+        """As `enqueue`, in an async transaction."""
+        return await aenqueue_new(tx, self.new(*args, **kwargs))
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> New:
         """The row to be, for `enqueue_many`; nothing is written yet. Raises InvalidArguments."""

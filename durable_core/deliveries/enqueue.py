@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy.ext.asyncio import AsyncSession
 from uuid_utils.compat import uuid7
 
 from durable_core import kinds, wakes
@@ -14,11 +15,14 @@ from durable_core.arguments import digest, packed_freely
 from durable_core.database.statements import beside
 from durable_core.database.transactions import (
     LOCK_TIMEOUT,
+    AsyncTransaction,
     Row,
+    Steps,
     Transaction,
+    acarried,
+    achecked,
+    carried,
     checked,
-    run,
-    savepoint,
     sqlstate,
 )
 from durable_core.deliveries.options import (
@@ -103,6 +107,11 @@ def enqueue_new(tx: Transaction, new: New) -> Ref:
     return _write(checked(tx), [new])[0]
 
 
+async def aenqueue_new(tx: AsyncTransaction, new: New) -> Ref:
+    """The same in an async transaction."""
+    return (await _awrite(achecked(tx), [new]))[0]
+
+
 def enqueue_many(tx: Transaction, rows: Iterable[New]) -> list[Ref]:
     """
     Write many deliveries in the caller's transaction, in batches; the refs are in the order of `rows`.
@@ -119,6 +128,15 @@ def enqueue_many(tx: Transaction, rows: Iterable[New]) -> list[Ref]:
     return refs
 
 
+async def aenqueue_many(tx: AsyncTransaction, rows: Iterable[New]) -> list[Ref]:
+    """As `enqueue_many`, in an async transaction."""
+    tx = achecked(tx)
+    refs: list[Ref] = []
+    for batch in _batches(iter(rows)):
+        refs.extend(await _awrite(tx, batch))
+    return refs
+
+
 def enqueue_by_name(tx: Transaction, kind: str, arguments: Mapping[str, object], **options: Any) -> Ref:
     """
     Write a delivery of a kind whose code is not in this process.
@@ -126,14 +144,22 @@ def enqueue_by_name(tx: Transaction, kind: str, arguments: Mapping[str, object],
     The arguments are checked as JSON only: the worker that has the handler checks them
     against its signature. Where the kind is declared here, its own rules and defaults apply.
     """
+    return enqueue_new(tx, _named(kind, arguments, options))
+
+
+async def aenqueue_by_name(tx: AsyncTransaction, kind: str, arguments: Mapping[str, object], **options: Any) -> Ref:
+    """As `enqueue_by_name`, in an async transaction."""
+    return await aenqueue_new(tx, _named(kind, arguments, options))
+
+
+def _named(kind: str, arguments: Mapping[str, object], options: Mapping[str, Any]) -> New:
     declared = kinds.deliveries.find(kind)
     if declared is not None:
-        ref: Ref = declared.options(**options).enqueue(tx, **arguments)
-        return ref
-    tx = checked(tx)
+        new: New = declared.options(**options).new(**arguments)
+        return new
     name = checked_name(kind)
     placement = Placement.of(name, options)
-    new = New(
+    return New(
         kind=name,
         queue=placement.queue or DEFAULT_QUEUE,
         priority=DEFAULT_PRIORITY if placement.priority is None else placement.priority,
@@ -142,7 +168,6 @@ def enqueue_by_name(tx: Transaction, kind: str, arguments: Mapping[str, object],
         max_attempts=DEFAULT_MAX_ATTEMPTS,
         max_interruptions=DEFAULT_MAX_INTERRUPTIONS,
     )
-    return _write(tx, [new])[0]
 
 
 def _batches(rows: Iterator[New]) -> Iterator[list[New]]:
@@ -159,26 +184,38 @@ def _batches(rows: Iterator[New]) -> Iterator[list[New]]:
 
 
 def _write(tx: Transaction, news: list[New]) -> list[Ref]:
+    refs = carried(tx, _written(news))
+    if hints := _hints(news, refs):
+        wakes.after_commit(tx, hints)
+    return refs
+
+
+async def _awrite(tx: AsyncTransaction, news: list[New]) -> list[Ref]:
+    refs = await acarried(tx, _written(news))
+    if hints := _hints(news, refs):
+        wakes.after_commit(tx.sync_session if isinstance(tx, AsyncSession) else None, hints)
+    return refs
+
+
+def _written(news: list[New]) -> Steps[list[Ref]]:
+    """Write one batch: the keyed first, for they may be refused, and then nothing of the batch is written."""
     refs: dict[int, Ref] = {}
+    keyed = [(index, new) for index, new in enumerate(news) if new.key is not None]
+    if keyed:
+        refs.update((yield from _keyed(keyed)))
     plain = [(index, new) for index, new in enumerate(news) if new.key is None]
     if plain:
         ids = {index: str(uuid7()) for index, _ in plain}
-        run(tx, _statements.insert, rows=json.dumps([new.row(ids[index]) for index, new in plain]))
+        yield _statements.insert, {"rows": json.dumps([new.row(ids[index]) for index, new in plain])}
         refs.update((index, Ref(ids[index], new.kind, created=True)) for index, new in plain)
-    keyed = [(index, new) for index, new in enumerate(news) if new.key is not None]
-    if keyed:
-        refs.update(_write_keyed(tx, keyed))
-    hints = [
-        new.hint(refs[index].id)
-        for index, new in enumerate(news)
-        if refs[index].created and new.due_now
-    ]  # fmt: skip
-    if hints:
-        wakes.after_commit(tx, hints)
     return [refs[index] for index in range(len(news))]
 
 
-def _write_keyed(tx: Transaction, keyed: list[tuple[int, New]]) -> dict[int, Ref]:
+def _hints(news: list[New], refs: list[Ref]) -> list[wakes.Hint]:
+    return [new.hint(ref.id) for new, ref in zip(news, refs, strict=True) if ref.created and new.due_now]
+
+
+def _keyed(keyed: list[tuple[int, New]]) -> Steps[dict[int, Ref]]:
     """
     Insert what is new and read what was there, inside one savepoint.
 
@@ -192,14 +229,15 @@ def _write_keyed(tx: Transaction, keyed: list[tuple[int, New]]) -> dict[int, Ref
         if twin.arguments != new.arguments:
             raise IdempotencyConflict(new.kind, str(new.key), "of the same call")
     ids = {name: str(uuid7()) for name in first}
-    rows = json.dumps([new.row(ids[name]) for name, new in first.items()])
+    yield _statements.savepoint, {}
     try:
-        with savepoint(tx):
-            created, found = _insert_or_find(tx, first, ids, rows)
+        created, found = yield from _inserted_or_found(first, ids)
     except Exception as error:
+        yield _statements.rollback_to_savepoint, {}
         if sqlstate(error) == LOCK_TIMEOUT:
-            raise KeyInFlight(*_one_of(first)) from None
+            raise KeyInFlight(*min(first)) from None
         raise
+    yield _statements.release_savepoint, {}
     refs: dict[int, Ref] = {}
     fresh = set(created)
     for index, new in keyed:
@@ -213,15 +251,16 @@ def _write_keyed(tx: Transaction, keyed: list[tuple[int, New]]) -> dict[int, Ref
     return refs
 
 
-def _insert_or_find(
-    tx: Transaction, first: dict[tuple[str, str], New], ids: dict[tuple[str, str], str], rows: str
-) -> tuple[set[str], dict[tuple[str, str], Row]]:
+def _inserted_or_found(
+    first: dict[tuple[str, str], New], ids: dict[tuple[str, str], str]
+) -> Steps[tuple[set[str], dict[tuple[str, str], Row]]]:
     """The ids created and the rows found for the other keys. Raises IdempotencyConflict, KeyInFlight."""
+    rows = json.dumps([new.row(ids[name]) for name, new in first.items()])
     created: set[str] = set()
     found: dict[tuple[str, str], Row] = {}
     was: str | None = None
     for _ in range(_TRIES_FOR_A_KEY):
-        answer = run(tx, _statements.insert_keyed, rows=rows, lock_timeout=KEY_WAIT)[0]
+        (answer,) = yield _statements.insert_keyed, {"rows": rows, "lock_timeout": KEY_WAIT}
         was = was if was is not None else answer["was"]
         created.update(answer["inserted"])
         missing = [name for name in first if ids[name] not in created]
@@ -230,17 +269,14 @@ def _insert_or_find(
         found = {}
         if missing:
             keys = json.dumps([{"kind": kind, "key": key} for kind, key in missing])
-            found = {(row["kind"], row["key"]): row for row in run(tx, _statements.keyed, keys=keys)}
+            there = yield _statements.keyed, {"keys": keys}
+            found = {(row["kind"], row["key"]): row for row in there}
         if len(found) == len(missing):
             break
     else:
-        raise KeyInFlight(*_one_of(first))
-    run(tx, _statements.restore_bound, was=was)
+        raise KeyInFlight(*min(first))
+    yield _statements.restore_bound, {"was": was}
     for name, row in found.items():
         if row["digest"] != digest(first[name].arguments):
             raise IdempotencyConflict(*name, row["id"])
     return created, found
-
-
-def _one_of(first: dict[tuple[str, str], New]) -> tuple[str, str]:
-    return min(first)

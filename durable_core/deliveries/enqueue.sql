@@ -1,3 +1,17 @@
+-- name: savepoint
+-- before: the caller's transaction is open
+-- after:  what follows can be taken back without it
+savepoint durable_enqueue
+
+-- name: release_savepoint
+-- before: `savepoint` in the same transaction
+release savepoint durable_enqueue
+
+-- name: rollback_to_savepoint
+-- before: `savepoint` in the same transaction, and something after it was refused
+-- after:  as if nothing had been tried; the savepoint itself is gone too
+rollback to savepoint durable_enqueue
+
 -- name: insert
 -- before: the caller's transaction is open
 -- after:  one pending row per element, which commits or vanishes with the caller's own
