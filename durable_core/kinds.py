@@ -22,6 +22,11 @@ class Kind(Protocol):
     @property
     def queue(self) -> str: ...
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name, and those it had before: rows and hints may still carry them."""
+        ...
+
 
 def checked_name(name: str) -> str:
     """A kind's name that is safe in a Celery task name, a log line and a metric label."""
@@ -45,9 +50,10 @@ class Registry(Generic[K]):
         self._listeners: list[Callable[[K], None]] = []
 
     def add(self, kind: K) -> None:
-        if kind.name in self._kinds:
-            raise DefinitionError(f"kind {kind.name!r} is declared twice; a kind names one handler.")
-        self._kinds[kind.name] = kind
+        for name in kind.names:
+            if name in self._kinds:
+                raise DefinitionError(f"kind {name!r} is declared twice; a kind names one handler.")
+        self._kinds.update(dict.fromkeys(kind.names, kind))
         for listener in self._listeners:
             listener(kind)
 
@@ -57,7 +63,9 @@ class Registry(Generic[K]):
 
     def remove(self, name: str) -> None:
         """Forget a kind; for tests that declare their own."""
-        self._kinds.pop(name, None)
+        kind = self._kinds.get(name)
+        for known in kind.names if kind is not None else ():
+            self._kinds.pop(known, None)
 
     def get(self, name: str) -> K:
         """Raises UnknownHandler when this process does not know the kind."""
@@ -70,7 +78,7 @@ class Registry(Generic[K]):
         return self._kinds.get(name)
 
     def __iter__(self) -> Iterator[K]:
-        return iter(tuple(self._kinds.values()))
+        return iter(tuple(kind for name, kind in self._kinds.items() if name == kind.name))
 
     def __contains__(self, name: object) -> bool:
         return name in self._kinds

@@ -75,8 +75,8 @@ DELIVERY_MOVES: tuple[Move, ...] = (
         "a late success: the lease lapsed, the row was reaped, nobody took it since",
     ),
     Move(
-        _D.PROCESSING, _D.PENDING, ("fail", "release", "reap"), FenceRule.KEPT, SettleRule.OPTIONAL,
-        "a failed attempt with budget left, a claim given back, or a lapsed lease",
+        _D.PROCESSING, _D.PENDING, ("fail", "release", "reap", "postpone"), FenceRule.KEPT, SettleRule.OPTIONAL,
+        "a failed attempt with budget left, a claim given back or put off, or a lapsed lease",
     ),
     Move(
         _D.PROCESSING, _D.FAILED, ("fail",), FenceRule.KEPT, SettleRule.REQUIRED,

@@ -34,28 +34,29 @@ def is_ours(task: object) -> bool:
 def check_names(durable: Durable) -> None:
     """Raises DefinitionError when a kind is named like a task of the host's."""
     for kind in kinds.deliveries:
-        if not is_ours(durable.app.tasks.get(kind.name)):
+        if not all(is_ours(durable.app.tasks.get(name)) for name in kind.names):
             raise DefinitionError(f"kind {kind.name!r} is named like an existing Celery task; rename one of them.")
 
 
 def register_kind(durable: Durable, kind: DeliveryKind[..., Any]) -> None:
     """
-    One task of the kind's name, with per-task options only.
+    One task of the kind's name, and of each it had before, with per-task options only.
 
     Acknowledged early: the row recovers without the broker, and a late-acknowledged task in
     flight when Redis restarts takes the worker's main process down (Celery 5.7).
     """
     app: Any = durable.app
-    if kind.name in app._tasks:
-        raise DefinitionError(f"kind {kind.name!r} is named like an existing Celery task; rename one of them.")
+    for name in kind.names:
+        if name in app._tasks:
+            raise DefinitionError(f"kind {name!r} is named like an existing Celery task; rename one of them.")
 
-    @app.task(  # type: ignore[untyped-decorator]  # Celery's stubs do not know per-task options of ours
-        name=kind.name, bind=True, acks_late=False, ignore_result=True, max_retries=0, serializer="json",
-        soft_time_limit=kind.timeout, time_limit=kind.timeout + HARD_LIMIT_GRACE, throws=(DeliveryEnded,),
-        durable_kind=kind.name, typing=False, shared=False,
-    )  # fmt: skip
-    def deliver(_task: Any, id: object = None, **_: object) -> str:
-        return _told(_attempted(durable, kind, id))
+        @app.task(  # type: ignore[untyped-decorator]  # Celery's stubs do not know per-task options of ours
+            name=name, bind=True, acks_late=False, ignore_result=True, max_retries=0, serializer="json",
+            soft_time_limit=kind.timeout, time_limit=kind.timeout + HARD_LIMIT_GRACE, throws=(DeliveryEnded,),
+            durable_kind=kind.name, typing=False, shared=False,
+        )  # fmt: skip
+        def deliver(_task: Any, id: object = None, **_: object) -> str:
+            return _told(_attempted(durable, kind, id))
 
 
 def _attempted(durable: Durable, kind: DeliveryKind[..., Any], row_id: object) -> Attempted:
@@ -81,7 +82,7 @@ def _told(attempted: Attempted) -> str:
             raise DeliveryEnded(f"{attempted.outcome.value}: {attempted.error_code}")
         case Outcome.UNAVAILABLE:
             raise CeleryRetry(attempted.outcome.value)
-        case Outcome.RETRY | Outcome.INTERRUPTED | Outcome.UNKNOWN:
+        case Outcome.RETRY | Outcome.INTERRUPTED | Outcome.UNKNOWN | Outcome.WAITING:
             said = f"{attempted.outcome.value} (attempt {attempted.attempt} of {attempted.max_attempts})"
             reason = said if attempted.error_code is None else f"{said}: {attempted.error_code}"
             # Celery's event names the exception inside, not the message: without one Flower shows "None".

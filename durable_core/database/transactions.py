@@ -59,6 +59,13 @@ Steps: TypeAlias = "Generator[tuple[Statement, dict[str, object]], list[Row], T]
 its rows, or the error thrown in where it stands."""
 
 
+SAVEPOINT = Statement("savepoint", "savepoint durable_enqueue")
+RELEASE_SAVEPOINT = Statement("release_savepoint", "release savepoint durable_enqueue")
+ROLLBACK_TO_SAVEPOINT = Statement("rollback_to_savepoint", "rollback to savepoint durable_enqueue")
+"""Transaction control for steps that may be refused. Not `begin_nested` and its kin: psycopg's transaction block
+commits at its end when it is the first of the connection."""
+
+
 def carried(tx: Transaction, steps: Steps[T]) -> T:
     """Run the steps in the caller's transaction. A connection in autocommit gets one transaction for them."""
     if isinstance(tx, psycopg.Connection):

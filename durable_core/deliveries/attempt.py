@@ -39,6 +39,10 @@ TRIES = 3
 """How often a transaction that the machine room refused (deadlock, lock timeout) is tried again."""
 
 
+UNFIT_SECONDS = 60.0
+"""How long a row waits whose arguments do not fit the handler, until a worker tries again."""
+
+
 class Outcome(StrEnum):
     """What became of one hint."""
 
@@ -49,6 +53,7 @@ class Outcome(StrEnum):
     DEAD = "dead"
     CLAIM_LOST = "claim lost"
     INTERRUPTED = "interrupted"
+    WAITING = "waits for a handler that takes its arguments"
     UNAVAILABLE = "no answer from the database, will be hinted again"
     UNKNOWN = "unknown, left to its lease"
 
@@ -83,8 +88,10 @@ class Worker:
 
 def claim_one(tx: Transaction, kind: DeliveryKind[..., Any], row_id: str, holder: Holder) -> Claim | None:
     """Claim this row if it is due and of this kind; None when there is nothing to take. Commits with `tx`."""
-    (only,) = terms([kind])
-    claims = protocol.take(checked(tx), _statements.take, holder, id=row_id, **only)
+    claims = protocol.take(
+        checked(tx), _statements.take, holder, id=row_id, kinds=list(kind.names), timeout_seconds=kind.timeout,
+        max_attempts=kind.max_attempts, max_interruptions=kind.max_interruptions,
+    )  # fmt: skip
     return claims[0] if claims else None
 
 
@@ -196,8 +203,11 @@ class _Attempt:
         offered = AsyncStep if self.kind.is_async else Step
         step = offered(self.claim, transaction, self.held, effects, deadline)
         try:
+            arguments = self.kind.signature.unpack(self.claim.arguments)
+        except InvalidArguments as unfit:
+            return self._postponed(unfit)
+        try:
             try:
-                arguments = self.kind.signature.unpack(self.claim.arguments)
                 value = self.kind.handler(step, **arguments)
                 if self.kind.is_async:
                     value = asyncio.run(value)
@@ -260,8 +270,6 @@ class _Attempt:
             return self._refused("effect")
         if isinstance(error, GiveUp):
             return self._failed(Verdict(DeliveryState.FAILED), error.code, error.message)
-        if isinstance(error, InvalidArguments):
-            return self._failed(Verdict(DeliveryState.FAILED), error.reason, str(error))
         if isinstance(error, self.worker.time_limits):
             return self._retry_later("TIMEOUT", f"the attempt took longer than {self.kind.timeout:g} s")
         if isinstance(error, Retry):
@@ -305,6 +313,22 @@ class _Attempt:
         first_line = clean_text(message, 500).split("\n", 1)[0]
         log.log(level, event, extra=self._facts(outcome=outcome.value, error_code=code, error=first_line))
         return self._attempted(outcome, code, first_line, row["due_at"])
+
+    def _postponed(self, unfit: InvalidArguments) -> Attempted:
+        """The code changed under the row: keep it, spend nothing, and try again until the right worker is there."""
+        why = f"argument {unfit.argument!r}: {unfit.problem}"
+        try:
+            row = _reported(
+                self.worker, _statements.postpone, self.claim, delay_seconds=UNFIT_SECONDS, waiting_for="arguments",
+                error_code=unfit.reason, error_message=clean_text(why),
+            )  # fmt: skip
+        except (DBAPIError, psycopg.Error) as error:
+            log.error("postponement_not_recorded", extra=self._facts(error=clean_text(str(error), 500)))
+            return self._attempted(Outcome.UNKNOWN)
+        if row is None:
+            return self._refused("failure")
+        log.error("delivery_waits_for_arguments", extra=self._facts(error=clean_text(why, 500)))
+        return self._attempted(Outcome.WAITING, unfit.reason, None, row["due_at"])
 
     def _settled_already(self) -> Attempted | None:
         """An exception (a time limit) may strike after COMMIT was sent: then the row says what this fence came to."""

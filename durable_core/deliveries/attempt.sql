@@ -8,7 +8,7 @@ with candidate as materialized (
     select d.id
     from durable.deliveries d
     where d.id = cast(:id as uuid)
-      and d.kind = :kind
+      and d.kind = any (cast(:kinds as text[]))
       and d.state = 'pending'
       and d.held_reason is null
       and d.due_at <= (select durable.durable_now())
@@ -281,6 +281,60 @@ journalled as (
     from released r
 )
 select r.state, r.due_at, r.fence from released r
+
+-- name: postpone
+-- before: processing under this fence, unsettled; its arguments do not fit the handler that this worker has
+-- after:  pending and due later, no attempt and no interruption spent; says what it waits for
+-- locks:  the row, in a CTE before it is judged; no row back means somebody else has it, or it is settled
+with bounds as materialized (
+    select set_config('lock_timeout', :lock_timeout, true) as set
+),
+locked as materialized (
+    select d.id, d.waiting_for, d.lease_expires_at
+    from bounds b, durable.deliveries d
+    where d.id = cast(:id as uuid)
+      and d.fence = :fence
+      and d.settled_fence < :fence
+      and d.state = 'processing'
+    for no key update of d
+),
+clock as materialized (
+    select durable.durable_now() as now from (select count(*) from locked) as after_the_lock
+),
+postponed as (
+    update durable.deliveries d
+    set state = 'pending',
+        settled_fence = :fence,
+        snoozes = d.snoozes + 1,
+        due_at = clock.now + make_interval(secs => :delay_seconds),
+        hint_at = clock.now + make_interval(secs => :delay_seconds),
+        waiting_for = :waiting_for,
+        error_code = :error_code,
+        error_message = :error_message,
+        owner = null,
+        lease_expires_at = null,
+        deadline_at = null
+    from locked l, clock
+    where d.id = l.id
+    returning d.id, d.state, d.fence, d.attempts, d.snoozes, d.owner_host, d.owner_pid, d.due_at,
+        l.lease_expires_at as lease_before
+),
+journalled as (
+    insert into durable.journal
+        (row_id, seq, contract, move, from_state, to_state, fence, attempt, owner, reason, facts, lease_before)
+    select p.id,
+        (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = p.id),
+        'delivery', 'postpone', 'processing', p.state, p.fence, p.attempts,
+        p.owner_host || ':' || p.owner_pid, cast(:error_code as text),
+        jsonb_build_object('error', cast(:error_message as text), 'due_at', p.due_at),
+        p.lease_before
+    from postponed p
+    -- It may be tried every minute until the right worker is deployed; the history keeps the first.
+    where not exists (
+        select from durable.journal j
+        where j.row_id = p.id and j.move = 'postpone' and j.reason = cast(:error_code as text))
+)
+select p.state, p.due_at, p.fence from postponed p
 
 -- name: resolve
 -- before: a COMMIT whose answer was lost, or any doubt about who has the row

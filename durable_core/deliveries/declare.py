@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, Unpack
@@ -152,9 +152,12 @@ class DeliveryKind(Generic[P, R]):
 
     def __init__(
         self, name: str, handler: Callable[Concatenate[Step, P], R], *, queue: str, max_attempts: int,
-        max_interruptions: int, backoff: Backoff, timeout: float, priority: int,
+        max_interruptions: int, backoff: Backoff, timeout: float, priority: int, formerly: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.name = checked_name(name)
+        if isinstance(formerly, str):
+            raise DefinitionError(f"kind {name!r}: formerly is a tuple of names, such as ({formerly!r},).")
+        self.names = (self.name, *(checked_name(former) for former in formerly))
         self.handler = handler
         self.queue, self.priority = queue, priority
         self.max_attempts, self.max_interruptions = max_attempts, max_interruptions
@@ -252,6 +255,7 @@ def delivery(
     backoff: Backoff | None = None,
     timeout: float = 300.0,
     priority: int = DEFAULT_PRIORITY,
+    formerly: Sequence[str] = (),
 ) -> Callable[[Callable[Concatenate[Step, P], R]], DeliveryKind[P, R]]:
     """
     Declare a kind of delivery: `handler(step, ...)` runs at least once per delivery, until it returns.
@@ -261,13 +265,14 @@ def delivery(
     max_interruptions=0`: then a lost worker ends the delivery dead, outcome unknown.
 
     `max_attempts` counts failures; `max_interruptions` lost workers; `timeout` is seconds for
-    one attempt. Raises DefinitionError when the declaration cannot work.
+    one attempt. `formerly` are names the kind had before: rows enqueued under them are carried
+    out too, under their own name, key and `step.key`. Raises DefinitionError when the declaration cannot work.
     """
 
     def declare(handler: Callable[Concatenate[Step, P], R]) -> DeliveryKind[P, R]:
         kind = DeliveryKind(
             name, handler, queue=queue, max_attempts=max_attempts, max_interruptions=max_interruptions,
-            backoff=backoff or Backoff(), timeout=timeout, priority=priority,
+            backoff=backoff or Backoff(), timeout=timeout, priority=priority, formerly=formerly,
         )  # fmt: skip
         registry.add(kind)
         return kind
@@ -279,10 +284,11 @@ def terms(kinds: Iterable[DeliveryKind[..., Any]]) -> list[dict[str, object]]:
     """What a claim writes on the row of each kind."""
     return [
         {
-            "kind": kind.name,
+            "kind": name,
             "timeout_seconds": kind.timeout,
             "max_attempts": kind.max_attempts,
             "max_interruptions": kind.max_interruptions,
         }
         for kind in kinds
+        for name in kind.names
     ]

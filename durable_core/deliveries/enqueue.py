@@ -15,6 +15,9 @@ from durable_core.arguments import digest, packed_freely
 from durable_core.database.statements import beside
 from durable_core.database.transactions import (
     LOCK_TIMEOUT,
+    RELEASE_SAVEPOINT,
+    ROLLBACK_TO_SAVEPOINT,
+    SAVEPOINT,
     AsyncTransaction,
     Row,
     Steps,
@@ -229,15 +232,15 @@ def _keyed(keyed: list[tuple[int, New]]) -> Steps[dict[int, Ref]]:
         if twin.arguments != new.arguments:
             raise IdempotencyConflict(new.kind, str(new.key), "of the same call")
     ids = {name: str(uuid7()) for name in first}
-    yield _statements.savepoint, {}
+    yield SAVEPOINT, {}
     try:
         created, found = yield from _inserted_or_found(first, ids)
     except Exception as error:
-        yield _statements.rollback_to_savepoint, {}
+        yield ROLLBACK_TO_SAVEPOINT, {}
         if sqlstate(error) == LOCK_TIMEOUT:
             raise KeyInFlight(*min(first)) from None
         raise
-    yield _statements.release_savepoint, {}
+    yield RELEASE_SAVEPOINT, {}
     refs: dict[int, Ref] = {}
     fresh = set(created)
     for index, new in keyed:

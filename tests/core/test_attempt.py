@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from sqlalchemy import text
 
-from durable_core import Backoff, GiveUp, Retry
+from durable_core import Backoff, DefinitionError, GiveUp, Retry
 from durable_core.deliveries.attempt import (
     Outcome,
     carry_out,
@@ -16,6 +16,7 @@ from durable_core.deliveries.attempt import (
     perform_due,
     wait_for_handler,
 )
+from durable_core.deliveries.declare import registry
 from tests.conftest import effects_of, record
 
 
@@ -236,18 +237,52 @@ def test_the_first_of_three_rows_raises_and_the_other_two_are_delivered(worker, 
     assert [row(m.id).state for m in made[1:]] == ["sent", "sent"]
 
 
-def test_stored_arguments_that_no_longer_fit_the_handler_fail_naming_the_argument(worker, declare, make, row):
-    made = make(declare(lambda step, n: None, name="test.changed"), {"n": 1})
-    from durable_core.deliveries.declare import registry
-
+def test_arguments_that_no_longer_fit_the_handler_wait_for_the_right_worker_and_spend_nothing(
+    worker, declare, make, row, lines, clock
+):
+    made = make(declare(lambda step, n: n, name="test.changed"), {"n": 1})
     registry.remove("test.changed")
 
     def newer(step, m: int):
         raise AssertionError("must not run")
 
-    kind = declare(newer, name="test.changed")
-    assert perform(worker, kind, made.id).outcome is Outcome.FAILED
-    assert row(made.id).error_code == "INVALID_ARGUMENTS"
+    changed = declare(newer, name="test.changed")
+    for _ in range(3):
+        assert perform(worker, changed, made.id).outcome is Outcome.WAITING
+        clock.advance(seconds=61)
+    waiting = row(made.id)
+    assert (waiting.state, waiting.waiting_for, waiting.error_code) == ("pending", "arguments", "INVALID_ARGUMENTS")
+    assert "'n'" in waiting.error_message or "'m'" in waiting.error_message
+    assert (waiting.failures, waiting.interruptions, waiting.snoozes) == (0, 0, 3)
+    assert [line.move for line in lines(made.id)] == ["postpone"], "the history keeps the first, not one a minute"
+
+    registry.remove("test.changed")
+    right = declare(lambda step, n: n, name="test.changed")
+    assert perform(worker, right, made.id).outcome is Outcome.SENT
+    assert row(made.id).waiting_for is None
+
+
+def test_a_renamed_kind_carries_out_what_was_enqueued_under_its_old_name(worker, declare, make, row):
+    made = make(declare(lambda step, n: n, name="test.old_name"), {"n": 7}, key="k")
+    registry.remove("test.old_name")
+    keys = []
+    renamed = declare(lambda step, n: keys.append(step.key) or n, name="test.new_name", formerly=("test.old_name",))
+
+    assert perform(worker, renamed, made.id).outcome is Outcome.SENT
+
+    assert row(made.id).kind == "test.old_name"
+    assert keys == [f"test.old_name:{made.id}"], "the other side may have seen the key under the old name"
+    with pytest.raises(DefinitionError):
+        declare(name="test.old_name")
+
+
+def test_a_batch_claim_takes_rows_of_a_kinds_old_names_too(database, worker, declare, make):
+    made = make(declare(lambda step, n: n, name="test.old_name"), {"n": 7})
+    registry.remove("test.old_name")
+    declare(lambda step, n: n, name="test.new_name", formerly=("test.old_name",))
+
+    assert [done.outcome for done in perform_due(worker, 10)] == [Outcome.SENT]
+    assert made.id
 
 
 def test_error_text_that_postgres_would_refuse_is_stored_cleaned(worker, declare, make, row):

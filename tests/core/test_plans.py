@@ -95,7 +95,10 @@ def test_every_hot_statement_finds_its_rows_by_the_time_in_its_partial_index(ful
     ids, fences = [made.id] * 100, [1] * 100
     depths = json.dumps([{"queue": queue, "depth": 0, "cap": 100} for queue in ("durable", "mail")])
     statements = {
-        "take": (attempt._statements.take, {"id": made.id, **terms([kind])[0], **holder.parameters}),
+        "take": (
+            attempt._statements.take,
+            {"id": made.id, "kinds": list(kind.names), **terms([kind])[0], **holder.parameters},
+        ),
         "take_due": (
             attempt._statements.take_due,
             {"queue": "durable", "limit": 25, "terms": json.dumps(terms([kind])), **holder.parameters},

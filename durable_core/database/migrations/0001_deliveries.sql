@@ -72,7 +72,7 @@ create table durable.deliveries (
     beat_at           timestamptz,
     lease_expires_at  timestamptz,
     deadline_at       timestamptz,
-    waiting_for       text        constraint waits_for_something_known check (waiting_for in ('handler')),
+    waiting_for       text        constraint waits_for_something_known check (waiting_for in ('handler', 'arguments')),
     held_reason       text,
     error_code        text,
     error_message     text,
@@ -106,7 +106,7 @@ comment on column durable.deliveries.settled_fence is
 comment on column durable.deliveries.hint_at is
     'When it became due or was last hinted, whichever is later: dispatch serves the longest unhinted first.';
 comment on column durable.deliveries.waiting_for is
-    'A remark for people: a worker that got the hint does not know the kind. Stops neither dispatch nor claims.';
+    'A remark for people: a worker that got the hint does not know the kind, or its handler takes other arguments.';
 
 -- One row per (kind, key) while the row is kept: retention is the window of de-duplication.
 create unique index deliveries_key on durable.deliveries (kind, key) where key is not null;
