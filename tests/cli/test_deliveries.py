@@ -174,11 +174,11 @@ def test_without_a_terminal_it_does_not_ask(engine: Engine, make: Callable[..., 
 
 
 def _type(leader: int, answer: str, child: subprocess.Popen[str]) -> None:
-    """As a person would: Ctrl-C again where the first fell between Python's check for signals and its wait for a key."""
-    for _ in range(150):
+    """As a person would: Ctrl-C again where one fell between Python's look for signals and its wait for a key."""
+    for _ in range(6):
         os.write(leader, answer.encode() + (b"" if answer == "\x03" else b"\n"))
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.communicate(timeout=0.2 if answer == "\x03" else 30)
+            child.communicate(timeout=5 if answer == "\x03" else 30)
             return
     raise AssertionError("the command did not end")
 
