@@ -1,7 +1,7 @@
 """
-Run the whole suite in two lanes: what may run side by side, then what needs the machine to itself.
+Run the whole suite: first what may run side by side, then, two at a time, what starts processes of its own.
 
-Both lanes run whatever the first one says. The last line is the sum of both, after the reasons of all skips.
+Every lane runs whatever the others say. The last line is the sum of all, after the reasons of all skips.
 More arguments go to pytest as they are.
 """
 
@@ -13,10 +13,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
-LANES = {
-    "parallel": ["-n", "2", "-m", "not serial"],
-    "serial": ["-m", "serial"],
-}
+STAGES = (
+    {"parallel": ["-n", "2", "-m", "not serial"]},
+    # Both wait for their processes most of the time, so together they take little longer than one.
+    {"workers": ["-m", "serial", "tests/celery"], "serial": ["-m", "serial", "--ignore=tests/celery"]},
+)
 NO_TESTS_COLLECTED = 5
 
 
@@ -26,16 +27,13 @@ def main(arguments: list[str]) -> int:
     unfinished: list[str] = []
     healthy = True
     with tempfile.TemporaryDirectory(prefix="durable-tests-") as folder:
-        for lane, selection in LANES.items():
-            print(f"== {lane} lane", flush=True)
-            report = Path(folder, f"{lane}.xml")
-            command = [sys.executable, "-m", "pytest", *selection, f"--junitxml={report}", *arguments]
-            code = subprocess.run(command, cwd=ROOT, check=False).returncode
-            healthy = healthy and code in (0, NO_TESTS_COLLECTED)
-            if code not in (0, 1, NO_TESTS_COLLECTED) or not report.exists():
-                unfinished.append(f"the {lane} lane ended early, with exit code {code}")
-            if report.exists():
-                count(report, totals, reasons)
+        for stage in STAGES:
+            for lane, code, report in run(stage, arguments, Path(folder)):
+                healthy = healthy and code in (0, NO_TESTS_COLLECTED)
+                if code not in (0, 1, NO_TESTS_COLLECTED) or not report.exists():
+                    unfinished.append(f"the {lane} lane ended early, with exit code {code}")
+                if report.exists():
+                    count(report, totals, reasons)
     if reasons:
         print("\nskipped:")
     for reason, times in sorted(reasons.items()):
@@ -48,6 +46,35 @@ def main(arguments: list[str]) -> int:
     print(f"{totals['passed']} passed, {totals['failed']} failed, {totals['skipped']} skipped", flush=True)
     # A selection that matches nothing proves nothing.
     return 0 if healthy and not unfinished and totals["passed"] else 1
+
+
+def run(stage: dict[str, list[str]], arguments: list[str], folder: Path) -> list[tuple[str, int, Path]]:
+    """Run the lanes of a stage at once; the first one's output is shown as it comes, the others' when they are over."""
+    running = []
+    try:
+        for lane, selection in stage.items():
+            report, shown = folder / f"{lane}.xml", folder / f"{lane}.txt"
+            command = [sys.executable, "-m", "pytest", *selection, f"--junitxml={report}", *arguments]
+            with shown.open("wb") as output:
+                first = not running
+                if first:
+                    print(f"== {lane} lane", flush=True)
+                lane_process = subprocess.Popen(
+                    command, cwd=ROOT, stdout=None if first else output, stderr=None if first else subprocess.STDOUT
+                )
+            running.append((lane, lane_process, report, shown))
+        for number, (lane, process, _, shown) in enumerate(running):
+            process.wait()
+            if number:
+                print(f"== {lane} lane", flush=True)
+                sys.stdout.buffer.write(shown.read_bytes())
+                sys.stdout.flush()
+    finally:
+        for _, process, _, _ in running:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    return [(lane, process.returncode, report) for lane, process, report, _ in running]
 
 
 def count(report: Path, totals: Counter[str], reasons: Counter[str]) -> None:

@@ -1,12 +1,13 @@
 """Durable work for teams that already run Celery and Postgres."""
 
 from durable_core import deliveries
-from durable_core.deliveries.declare import DeliveryKind, Step, delivery
+from durable_core.deliveries.declare import AsyncStep, DeliveryKind, Step, delivery
 from durable_core.deliveries.enqueue import Ref, enqueue_by_name, enqueue_many
 from durable_core.errors import (
     ClaimLost,
     DefinitionError,
     DurableError,
+    EffectEscaped,
     GiveUp,
     IdempotencyConflict,
     IllegalMove,
@@ -15,8 +16,10 @@ from durable_core.errors import (
     KeyInFlight,
     NotFound,
     Retry,
+    RowBusy,
     SchemaAhead,
     SchemaBehind,
+    StepTransactionOwned,
     UnknownHandler,
     UnsupportedTransaction,
 )
@@ -27,12 +30,14 @@ from durable_core.wakes import wake
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncStep",
     "Backoff",
     "ClaimLost",
     "DefinitionError",
     "DeliveryKind",
     "DeliveryState",
     "DurableError",
+    "EffectEscaped",
     "GiveUp",
     "IdempotencyConflict",
     "IllegalMove",
@@ -42,8 +47,10 @@ __all__ = [
     "NotFound",
     "Ref",
     "Retry",
+    "RowBusy",
     "SchemaAhead", "SchemaBehind",
     "Step",
+    "StepTransactionOwned",
     "UnknownHandler",
     "UnsupportedTransaction",
     "deliveries",

@@ -6,10 +6,12 @@ import hashlib
 import inspect
 import json
 import math
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, time
-from typing import Any
+from functools import cached_property
+from typing import Any, Union
 
 import pydantic
 
@@ -59,15 +61,84 @@ def check(value: object, at: str = "", depth: int = 0) -> None:
         raise Unfit(f"{type(value).__name__}{where} is not JSON")
 
 
+_written = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+"""The canonical text of a value that was checked."""
+
+
 def canonical(value: object) -> str:
     """The one text of a JSON value: keys sorted, no spaces. The digest and the size are over this text."""
     check(value)
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _written(value)
 
 
 def digest(canonical_text: str) -> str:
     """SHA-256, in hex, of a canonical text. Never recomputed from jsonb, which reorders keys and rewrites numbers."""
     return hashlib.sha256(canonical_text.encode()).hexdigest()
+
+
+class Argument:
+    """One argument of a handler: how what is handed over becomes text, and the text that its default has."""
+
+    def __init__(self, name: str, annotation: Any, default: object) -> None:
+        self.name = name
+        self.key = f"{_written(name)}:"
+        self._default = default
+        self._plain = _plain_types(annotation)
+        # A pydantic model or dataclass brings its own configuration, and refuses another beside it.
+        config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+        try:
+            self._adapter = pydantic.TypeAdapter[Any](annotation, config=config)
+        except pydantic.PydanticUserError:
+            self._adapter = pydantic.TypeAdapter[Any](annotation)
+
+    def text(self, given: object) -> str:
+        """Its canonical text, checked once; refused with Unfit unless that text gives back an equal value."""
+        if type(given) in self._plain:
+            check(given, self.name, 1)
+            return _written(given)
+        if (naive := _naive(given)) is not None:
+            raise Unfit(f"a {naive} without a time zone; give it one")
+        try:
+            valid = self._adapter.validate_python(given, strict=True)
+            value = self._adapter.dump_python(valid, mode="json")
+            # At depth 1: it will lie in the object of all arguments.
+            check(value, self.name, 1)
+            text = _written(value)
+            back = self._adapter.validate_json(text, strict=True)
+        except Unfit:
+            raise
+        except pydantic.ValidationError as refused:
+            first = refused.errors(include_url=False, include_input=False)[0]
+            inner = ".".join(str(part) for part in first["loc"])
+            raise Unfit(f"{first['msg']}{f' (at {inner})' if inner else ''}") from None
+        except Exception as refused:  # pydantic wraps what a foreign type's own code raises in many classes
+            raise Unfit(f"{type(given).__name__} is not JSON ({type(refused).__name__})") from None
+        if type(back) is not type(valid) or back != valid:
+            raise Unfit(f"{type(given).__name__} would come back from JSON as {type(back).__name__}, another value")
+        return text
+
+    @cached_property
+    def default_text(self) -> str | None:
+        """None without a default, and for one that is no JSON or not of its own type: nothing given equals that."""
+        if self._default is inspect.Parameter.empty:
+            return None
+        try:
+            return self.text(self._default)
+        except Unfit:
+            return None
+
+
+_PLAIN: frozenset[type] = frozenset({str, int, float, bool, types.NoneType})
+
+
+def _plain_types(annotation: Any) -> frozenset[type]:
+    """The types whose values pydantic and JSON give back unchanged under this annotation; none where in doubt."""
+    if annotation is Any:
+        return _PLAIN
+    of_union = typing.get_origin(annotation) in (Union, types.UnionType)
+    members = typing.get_args(annotation) if of_union else (annotation,)
+    # Of a union all: another member may take the value and change it.
+    return frozenset(members) if all(isinstance(m, type) and m in _PLAIN for m in members) else frozenset()
 
 
 class Signature:
@@ -99,6 +170,7 @@ class Signature:
         self._signature = inspect.Signature(self._parameters)
         self._fields = {parameter.name: f"argument_{n}" for n, parameter in enumerate(self._parameters)}
         self._model: type[pydantic.BaseModel] | None = None
+        self._arguments: dict[str, Argument] = {}
 
     @property
     def model(self) -> type[pydantic.BaseModel]:
@@ -136,68 +208,29 @@ class Signature:
             bound = self._signature.bind(*args, **kwargs).arguments
         except TypeError as refused:
             raise InvalidArguments(self.kind, _culprit(refused, kwargs, self._parameters), str(refused)) from None
-        packed: dict[str, object] = {}
+        packed: dict[str, str] = {}
         for name, given in bound.items():
+            argument = self._argument(name)
             try:
-                value = self._to_json(name, given)
-                check({name: value})
+                text = argument.text(given)
             except Unfit as unfit:
                 raise InvalidArguments(self.kind, name, str(unfit)) from None
-            if not self._is_default(name, value):
-                packed[name] = value
-        text = canonical(packed)
-        if (size := len(text.encode())) > MAX_BYTES:
-            largest = max(packed, key=lambda name: len(canonical(packed[name])))
+            # Compared as text: to Python True is 1 and 1.0 is 1, to a handler they are not.
+            if text != argument.default_text:
+                packed[name] = f"{argument.key}{text}"
+        whole = f"{{{','.join(packed[name] for name in sorted(packed))}}}"
+        if (size := len(whole.encode())) > MAX_BYTES:
             raise InvalidArguments(
-                self.kind, largest,
+                self.kind, max(packed, key=lambda name: len(packed[name])),
                 f"the arguments take {size} bytes, more than {MAX_BYTES}; store the data and pass its id",
             )  # fmt: skip
-        return text
+        return whole
 
-    def _is_default(self, name: str, value: object) -> bool:
-        """Compared as text: to Python True is 1 and 1.0 is 1, to a handler they are not."""
-        default = self._signature.parameters[name].default
-        if default is inspect.Parameter.empty:
-            return False
-        try:
-            return canonical(value) == canonical(self._to_json(name, default))
-        except Unfit:
-            return False  # a default that is no JSON, or not of its own type, equals nothing that was handed over
-
-    def _to_json(self, name: str, given: object) -> object:
-        """One argument, checked and turned to JSON; refused unless JSON gives back an equal value."""
-        if (naive := _naive(given)) is not None:
-            raise Unfit(f"a {naive} without a time zone; give it one")
-        adapter = self._adapter(name)
-        try:
-            valid = adapter.validate_python(given, strict=True)
-            value = adapter.dump_python(valid, mode="json")
-            check(value, name)
-            back = adapter.validate_json(json.dumps(value), strict=True)
-        except Unfit:
-            raise
-        except pydantic.ValidationError as refused:
-            first = refused.errors(include_url=False, include_input=False)[0]
-            inner = ".".join(str(part) for part in first["loc"])
-            raise Unfit(f"{first['msg']}{f' (at {inner})' if inner else ''}") from None
-        except Exception as refused:  # pydantic wraps what a foreign type's own code raises in many classes
-            raise Unfit(f"{type(given).__name__} is not JSON ({type(refused).__name__})") from None
-        if type(back) is not type(valid) or back != valid:
-            raise Unfit(f"{type(given).__name__} would come back from JSON as {type(back).__name__}, another value")
-        return value
-
-    def _adapter(self, name: str) -> pydantic.TypeAdapter[Any]:
-        adapters: dict[str, pydantic.TypeAdapter[Any]] = self.__dict__.setdefault("_adapters", {})
-        if name not in adapters:
-            field = self.model.model_fields[self._fields[name]]
-            annotation: Any = field.rebuild_annotation()
-            # A pydantic model or dataclass brings its own configuration, and refuses another beside it.
-            config = pydantic.ConfigDict(arbitrary_types_allowed=True)
-            try:
-                adapters[name] = pydantic.TypeAdapter(annotation, config=config)
-            except pydantic.PydanticUserError:
-                adapters[name] = pydantic.TypeAdapter(annotation)
-        return adapters[name]
+    def _argument(self, name: str) -> Argument:
+        if name not in self._arguments:
+            annotation = self.model.model_fields[self._fields[name]].rebuild_annotation()
+            self._arguments[name] = Argument(name, annotation, self._signature.parameters[name].default)
+        return self._arguments[name]
 
     def unpack(self, text: str) -> dict[str, object]:
         """The keyword arguments for the handler, from the stored text. Raises InvalidArguments."""
@@ -241,7 +274,7 @@ def packed_freely(kind: str, arguments: Mapping[str, object]) -> str:
             check({name: value})
         except Unfit as unfit:
             raise InvalidArguments(kind, clean_text(str(name), 100), str(unfit)) from None
-    text = canonical(dict(arguments))
+    text = _written(dict(arguments))
     if (size := len(text.encode())) > MAX_BYTES:
         raise InvalidArguments(kind, "arguments", f"they take {size} bytes, more than {MAX_BYTES}")
     return text

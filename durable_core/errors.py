@@ -34,7 +34,8 @@ class UnsupportedTransaction(DurableError):
     def __str__(self) -> str:
         return (
             f"{self.given} is not a transaction this package can join: hand over a SQLAlchemy Session, "
-            "scoped_session or Connection, or a psycopg Connection. Nothing was written."
+            "scoped_session or Connection, or a psycopg Connection; to `aenqueue` and its kin, an AsyncSession, an "
+            "AsyncConnection or a psycopg AsyncConnection. Nothing was written."
         )
 
 
@@ -68,33 +69,46 @@ class InvalidOption(DurableError):
 
 
 class IdempotencyConflict(DurableError):
-    """The key is taken by a delivery with other arguments; nothing was written."""
+    """
+    The key is taken by a delivery with other arguments; nothing was written.
+
+    `row_id` is that delivery's; None when the key was given twice in one call.
+    """
 
     reason = "IDEMPOTENCY_CONFLICT"
 
-    def __init__(self, kind: str, key: str, row_id: str) -> None:
+    def __init__(self, kind: str, key: str, row_id: str | None) -> None:
         super().__init__(kind, key, row_id)
         self.kind, self.key, self.row_id = kind, key, row_id
 
     def __str__(self) -> str:
+        taken = f"already names delivery {self.row_id}" if self.row_id else "is given twice in this call,"
         return (
-            f"{self.kind}: key {self.key!r} already names delivery {self.row_id} with other arguments. "
+            f"{self.kind}: key {self.key!r} {taken} with other arguments. "
             "Use another key for another intention. Nothing was written."
         )
 
 
 class KeyInFlight(DurableError):
-    """Another transaction, still open, is writing the same key; nothing was written. Call again."""
+    """
+    Another transaction, still open, is writing the same key; nothing was written. Call again.
+
+    The database does not say which key it waited for: `key` is it only where `among`, the
+    number of keys it was one of, is 1.
+    """
 
     reason = "KEY_IN_FLIGHT"
 
-    def __init__(self, kind: str, key: str) -> None:
-        super().__init__(kind, key)
-        self.kind, self.key = kind, key
+    def __init__(self, kind: str, key: str, among: int = 1) -> None:
+        super().__init__(kind, key, among)
+        self.kind, self.key, self.among = kind, key, among
 
     def __str__(self) -> str:
+        which = f"{self.kind}: key {self.key!r}"
+        if self.among > 1:
+            which = f"one of these {self.among} keys, for example {which},"
         return (
-            f"{self.kind}: key {self.key!r} is being written by another transaction that is still open. "
+            f"{which} is being written by another transaction that is still open. "
             "Try again once it has ended. Nothing was written."
         )
 
@@ -136,6 +150,22 @@ class IllegalMove(DurableError):
 
     def __str__(self) -> str:
         return f"cannot {self.act} delivery {self.row_id}: it is {self.state}, not {self.needed}. Nothing was written."
+
+
+class RowBusy(DurableError):
+    """Somebody is at work on the row in a transaction that is still open; nothing was written. Try again."""
+
+    reason = "ROW_BUSY"
+
+    def __init__(self, act: str, row_id: str) -> None:
+        super().__init__(act, row_id)
+        self.act, self.row_id = act, row_id
+
+    def __str__(self) -> str:
+        return (
+            f"cannot {self.act} delivery {self.row_id} just now: somebody is at work on it. Try again. "
+            "Nothing was written."
+        )
 
 
 # --- stop: running user code alone meets these ---------------------------------------------------
@@ -220,8 +250,21 @@ class SchemaAhead(DurableError):
         )
 
 
+class TooOldServer(DurableError):
+    """The database server is older than any this package works on; nothing was changed."""
+
+    reason = "SERVER_TOO_OLD"
+
+    def __init__(self, found: str) -> None:
+        super().__init__(found)
+        self.found = found
+
+    def __str__(self) -> str:
+        return f"this is PostgreSQL {self.found}; durable work needs PostgreSQL 15 or newer."
+
+
 class NotInstalled(DurableError):
-    """A setting that says where the database is, is missing."""
+    """Something this process needs was never set: database, carrier, install or SMTP."""
 
     reason = "NOT_INSTALLED"
 
@@ -239,7 +282,7 @@ class Retry(Exception):
 
     def __init__(self, message: str = "", *, after: float | timedelta | None = None, code: str = "RETRY_ASKED") -> None:
         super().__init__(message)
-        self.message, self.code = message, code
+        self.message, self.code = str(message), str(code)
         seconds = after.total_seconds() if isinstance(after, timedelta) else after
         if seconds is not None and not (isinstance(seconds, int | float) and math.isfinite(seconds)):
             raise ValueError(f"Retry(after={after!r}): give seconds or a timedelta")
@@ -251,4 +294,4 @@ class GiveUp(Exception):
 
     def __init__(self, message: str = "", *, code: str = "GAVE_UP") -> None:
         super().__init__(message)
-        self.message, self.code = message, code
+        self.message, self.code = str(message), str(code)

@@ -32,7 +32,7 @@ def checked_name(name: str) -> str:
     """A kind's name that is safe in a Celery task name, a log line and a metric label."""
     if not isinstance(name, str) or not _NAME.match(name):
         raise DefinitionError(
-            f"kind {name!r}: use letters, digits, '_', '-' and '.', at most 200, starting with a letter."
+            f"kind {name!r}: use letters, digits, '_', '-' and '.', at most 200, starting with a letter or '_'."
         )
     if name.startswith(RESERVED_PREFIX):
         raise DefinitionError(f"kind {name!r}: names starting with {RESERVED_PREFIX!r} belong to the sweeps.")

@@ -11,8 +11,6 @@ from durable_core.states import DeliveryState
 LONGEST_DELAY_SECONDS = 366 * 24 * 3600.0
 """No delay of ours reaches further: a due time must stay readable everywhere (year below 9000)."""
 
-_FLOATING_POINT_ROOM = 1023  # factor ** n beyond this overflows a double, whatever the factor >= 2
-
 
 @dataclass(frozen=True)
 class Backoff:
@@ -36,9 +34,10 @@ class Backoff:
 
     def seconds(self, failure: float) -> float:
         """The delay after this failure, before jitter. `failure` is floored and taken as at least 1."""
-        exponent = min(max(int(failure), 1) - 1, _FLOATING_POINT_ROOM)
+        exponent = max(int(failure), 1) - 1
         try:
-            return min(self.base * self.factor**exponent, self.cap)
+            # As floats: of whole numbers Python would work out every digit.
+            return min(self.base * float(self.factor) ** exponent, self.cap)
         except OverflowError:
             return self.cap
 
@@ -56,14 +55,14 @@ RESCUE = Backoff(base=30.0, factor=2.0, cap=3600.0)
 """Delay from the second interruption of a row on; the first costs none. Design, sections 3 and 7."""
 
 
-def rescue_seconds(interruptions: int, random: Callable[[], float], policy: Backoff = RESCUE) -> float:
+def rescue_seconds(interruptions: int, random: Callable[[], float]) -> float:
     """
     How long a row waits after it lost its worker for the `interruptions`-th time.
 
     None the first time, so that work resumes at once after a deploy or a crash; then
     doubling, so that a payload that kills its process cannot keep a worker busy dying.
     """
-    return 0.0 if interruptions <= 1 else policy.jittered(interruptions - 1, random)
+    return 0.0 if interruptions <= 1 else RESCUE.jittered(interruptions - 1, random)
 
 
 @dataclass(frozen=True)

@@ -96,15 +96,15 @@ DELIVERY_MOVES: tuple[Move, ...] = (
     ),
     Move(
         _D.PENDING, _D.CANCELED, ("cancel", "discard"), FenceRule.RAISED, SettleRule.REQUIRED,
-        "an operator or the application takes it back",
+        "reserved: an operator or the application takes it back; not offered yet",
     ),
     Move(
         _D.PROCESSING, _D.CANCELED, ("cancel",), FenceRule.RAISED, SettleRule.REQUIRED,
-        "the same while it runs: the owner's commit will be refused",
+        "reserved: the same while it runs, so that the owner's commit is refused; not offered yet",
     ),
     Move(
         _D.PENDING, _D.EXPIRED, ("expire",), FenceRule.KEPT, SettleRule.OPTIONAL,
-        "its time to be useful has passed",
+        "reserved: its time to be useful has passed; not offered yet",
     ),
     Move(
         _D.DEAD, _D.PENDING, ("redrive",), FenceRule.RAISED, SettleRule.REQUIRED,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
-from durable_core.arguments import clean_text
-from durable_core.claims.claim import Holder
 from durable_core.database.connections import Database
 from durable_core.database.statements import beside
-from durable_core.database.transactions import Row, Transaction, checked, run
+from durable_core.database.transactions import Row, Transaction, checked, run, said
 from durable_core.deliveries import sweep as deliveries
 
 log = logging.getLogger("durable.sweep")
@@ -21,15 +21,19 @@ CONTROL_QUEUE = "durable.control"
 """Sweeps have a queue of their own, so that no backlog of work can starve the rescue."""
 
 
+LATE_AFTER = 3
+"""Intervals after which a sweep counts as driven by nobody."""
+
 PATIENCE_SECONDS = 15.0
 """A sweep that has not ended is taken for killed after so long, and the next one begins."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the sweeps of one installation are told: lease and heartbeat (seconds), caps and retention."""
+    """What the sweeps of one installation are told: lease, heartbeat and retention in seconds, and a cap on hints."""
 
-    holder: Holder
+    lease_seconds: float = 30.0
+    heartbeat_seconds: float = 8.0
     hints_per_queue: int = deliveries.HINTS_PER_QUEUE
     retention_seconds: float = deliveries.RETENTION_SECONDS
 
@@ -43,6 +47,8 @@ class Sweep:
     heals: str
     run: Callable[[Database, Bounds], int]
     takes_from_owners: bool = False
+    rescues: bool = False
+    """Without it nothing gets on that was lost: a worker runs it where no beat does."""
     offered: float | None = None
     """How often beat offers it, where that is more often than it runs: a beat that restarts within the hour, and
     counts from its start, would else never come to an hourly sweep."""
@@ -60,11 +66,13 @@ SWEEPS: tuple[Sweep, ...] = (
     Sweep(
         "dispatch", 1.0, "hints that were lost, and rows that have become due",
         lambda database, bounds: deliveries.dispatch(database, cap=bounds.hints_per_queue),
+        rescues=True,
     ),
     Sweep(
         "reap", 5.0, "rows whose worker was lost",
-        lambda database, bounds: deliveries.reap(database, heartbeat_seconds=bounds.holder.heartbeat_seconds),
+        lambda database, bounds: deliveries.reap(database, heartbeat_seconds=bounds.heartbeat_seconds),
         takes_from_owners=True,
+        rescues=True,
     ),
     Sweep(
         "prune", 3600.0, "finished rows past their retention",
@@ -79,42 +87,48 @@ def named(name: str) -> Sweep:
     return found
 
 
-def run_sweep(database: Database, sweep: Sweep, bounds: Bounds, *, interval: float | None = None) -> dict[str, object]:
+def run_sweep(database: Database, sweep: Sweep, bounds: Bounds) -> dict[str, object]:
     """
-    Run a sweep unless one of its name began less than an interval ago, by the database's clock.
+    Run a sweep, unless one of its name began less than its rest ago or still runs, by the database's clock.
 
-    With half an offer's tolerance, for beat's ticks are not exact: half an interval for a
-    sweep that is offered as often as it runs.
+    The rest is the interval less half of how often it is offered, for beat's ticks are not
+    exact: half a second for dispatch. One that still runs after PATIENCE_SECONDS is taken for
+    killed. So a backlog of sweep messages, or five beats, cost one statement each.
 
-    Nor while one still runs, for as long as PATIENCE_SECONDS. So a backlog of sweep
-    messages, or five beats, cost one statement each. The answer says
-    what moved, or why nothing was tried. Raises what the sweep raised, after noting it in
-    `durable.loops`.
+    The answer says what moved, or why nothing was tried. Raises what the sweep raised, after
+    noting it in `durable.loops`.
     """
     with database.autocommit() as connection:
         rows = run(
             connection, _statements.begin, name=sweep.name, host=socket.gethostname(),
-            rest_seconds=interval / 2 if interval else sweep.interval - sweep.every / 2,
-            patience_seconds=PATIENCE_SECONDS,
-            lease_seconds=bounds.holder.lease_seconds, heartbeat_seconds=bounds.holder.heartbeat_seconds,
+            rest_seconds=sweep.interval - sweep.every / 2, patience_seconds=PATIENCE_SECONDS,
+            lease_seconds=bounds.lease_seconds, heartbeat_seconds=bounds.heartbeat_seconds,
         )  # fmt: skip
     if not rows:
         return {"moved": 0, "skipped": "one just ran"}
-    if sweep.takes_from_owners and rows[0]["held_back"]:
-        _end(database, sweep, 0, None)
+    began_at, held_back = rows[0]["began_at"], rows[0]["held_back"]
+    if sweep.takes_from_owners and held_back:
+        _end(database, sweep, began_at, 0, None)
         return {"moved": 0, "skipped": "after an outage owners may beat first"}
     try:
         moved = sweep.run(database, bounds)
     except Exception as error:
-        _end(database, sweep, 0, clean_text(f"{type(error).__name__}: {error}", 500))
+        _end(database, sweep, began_at, 0, said(error))
         raise
-    _end(database, sweep, moved, None)
+    _end(database, sweep, began_at, moved, None)
     return {"moved": moved}
 
 
-def _end(database: Database, sweep: Sweep, moved: int, error: str | None) -> None:
+def _end(database: Database, sweep: Sweep, began_at: datetime, moved: int, error: str | None) -> None:
     with database.autocommit() as connection:
-        run(connection, _statements.end, name=sweep.name, moved=moved, error=error)
+        run(connection, _statements.end, name=sweep.name, began_at=began_at, moved=moved, error=error)
+
+
+def late(tx: Transaction, sweeps: Iterable[Sweep] = SWEEPS) -> list[Sweep]:
+    """Those sweeps of rescue that are LATE_AFTER intervals late, by the database's clock: nobody drives them."""
+    wanted = {sweep.name: sweep for sweep in sweeps if sweep.rescues}
+    allowed = json.dumps([{"name": s.name, "seconds": LATE_AFTER * s.interval} for s in wanted.values()])
+    return [wanted[row["name"]] for row in run(checked(tx), _statements.late, allowed=allowed)]
 
 
 def loops(tx: Transaction) -> list[Row]:

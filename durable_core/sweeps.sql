@@ -15,7 +15,9 @@ begun as (
         -- although every worker lives: wait for one heartbeat before anything is taken from its owner.
         hold_until = case
             when excluded.began_at - l.began_at > make_interval(secs => :lease_seconds)
-                or pg_postmaster_start_time() > l.began_at
+                or (pg_postmaster_start_time() > l.began_at
+                    -- A clock set back makes every start look new until it has caught up.
+                    and pg_postmaster_start_time() <= excluded.began_at)
             then excluded.began_at + make_interval(secs => :heartbeat_seconds)
             else l.hold_until
         end
@@ -31,12 +33,19 @@ begun as (
 select b.began_at, coalesce(b.hold_until > b.began_at, false) as held_back from begun b
 
 -- name: end
--- before: `begin` gave this sweep its turn
--- after:  its line says when it ended, how much it moved, and what went wrong
+-- before: the run that began at this instant is over; one that began since, taking it for killed, is left alone
+-- after:  its line says what it moved, or its error
 -- locks:  the sweep's line
 update durable.loops l
 set ended_at = durable.durable_now(), moved = :moved, error = :error
-where l.name = :name
+where l.name = :name and l.began_at = :began_at
+
+-- name: late
+-- The sweeps that began longer ago than they may, or never.
+select a.name
+from jsonb_to_recordset(cast(:allowed as jsonb)) as a (name text, seconds float8)
+left join durable.loops l on l.name = a.name
+where l.began_at is null or durable.durable_now() - l.began_at > make_interval(secs => a.seconds)
 
 -- name: read
 select l.name, l.began_at, l.ended_at, l.moved, l.error, l.host,

@@ -21,7 +21,8 @@ from sqlalchemy.orm import Session, scoped_session
 log = logging.getLogger("durable.wake")
 
 MOST_REMEMBERED = 1000
-"""Hints kept for one transaction; what is beyond is left to dispatch."""
+"""Hints kept for one transaction, or for one thread until it calls `wake`. A newer one drives out the oldest, which is
+left to dispatch: what nobody woke for must not keep out what was written just now."""
 
 _SESSION_KEY = "durable_core.wakes"
 
@@ -39,17 +40,22 @@ class Hint:
 
 
 class Carrier(Protocol):
-    """Takes hints to workers. Neither method may raise at, or wait for, the caller of `offer`."""
+    """
+    Takes hints to workers.
+
+    `offer` is called in the wake of a commit: it neither raises nor waits for the broker. `publish`
+    and `depths` are for the sweeps: they raise what the broker raises, within bounded time.
+    """
 
     def offer(self, hints: Iterable[Hint]) -> None:
         """Take hints to be published soon; drop them when there is no room."""
 
     def publish(self, hints: Iterable[Hint]) -> int:
-        """Publish now, within bounded time; how many went out. Raises what the broker raises."""
+        """Publish now; how many went out. After an exception any number of them may have."""
         ...
 
     def depths(self, queues: Iterable[str]) -> Mapping[str, int]:
-        """How many hints lie in each queue. Raises what the broker raises."""
+        """How many hints lie in each queue."""
         ...
 
 

@@ -109,7 +109,6 @@ class ChildWatch:
             owner_nonce(),
             set(self._dead),
             shutdown=self._kill_at is not None,
-            heartbeat_seconds=self._durable.settings.holder().heartbeat_seconds,
         )
         if moved:
             log.warning("children_lost", extra={"pids": sorted(self._dead), "rows": moved})

@@ -13,8 +13,8 @@ from celery import Celery
 from durable_core.celery_binding.publish import CeleryCarrier
 from durable_core.celery_binding.settings import Settings, database_of
 from durable_core.database.connections import Database
-from durable_core.deliveries.attempt import Worker
-from durable_core.sweeps import CONTROL_QUEUE, SWEEPS
+from durable_core.deliveries.worker import Worker
+from durable_core.sweeps import CONTROL_QUEUE
 
 
 class Durable:
@@ -47,9 +47,16 @@ class Durable:
                 holder = self.settings.holder()
                 self._worker = (
                     os.getpid(),
-                    Worker(self.database, holder, time_limits=(SoftTimeLimitExceeded, TimeoutError)),
+                    Worker(self.database, holder, time_limits=(SoftTimeLimitExceeded,)),
                 )
             return self._worker[1]
+
+    def stop(self) -> None:
+        """End this process's heartbeat; what it still holds is left to its lease."""
+        with self._lock:
+            worker = self._worker
+        if worker is not None and worker[0] == os.getpid():
+            worker[1].heartbeat.stop()
 
     def after_fork(self) -> None:
         """In a child: forget the parent's sockets, lock and worker; they belong to the parent."""
@@ -63,8 +70,8 @@ class Durable:
         return {
             f"durable-{sweep.name}": {
                 "task": sweep.task,
-                "schedule": self.settings.interval(sweep.name) or sweep.every,
+                "schedule": sweep.every,
                 "options": {"queue": CONTROL_QUEUE},
             }
-            for sweep in SWEEPS
+            for sweep in self.settings.sweeps()
         }

@@ -30,7 +30,7 @@ def install(app: Celery) -> Durable:
     durable = _installed[app] = Durable(app)
     transport.register()
     for sweep in SWEEPS:
-        tasks.register_sweep(durable, sweep)
+        tasks.register_sweep(durable, sweep.name)
     for kind in kinds.deliveries:
         tasks.register_kind(durable, kind)
     kinds.deliveries.when_added(lambda kind: tasks.register_kind(durable, kind))

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from celery import Celery
@@ -32,6 +32,9 @@ MOST_WAITING = 10_000
 SOCKET_SECONDS = 2.0
 """A publish or a connect that takes longer is given up; kombu's own default is to wait for ever."""
 
+BATCH = 100
+"""Messages in one round trip: of an error in it, any number of them may have gone out."""
+
 BREAKER_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0)
 """After each failure in a row nothing is tried for so long; hints of that time are left to dispatch."""
 
@@ -48,13 +51,15 @@ def broker_queue(name: str) -> Queue:
 
 
 class _Line:
-    """One bounded connection to the broker, opened when needed and dropped after an error."""
+    """One bounded connection to the broker, opened when needed and dropped after an error. For one thread."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
+        self._pid = os.getpid()
         self._connection: Connection | None = None
+        self._queues: dict[str, Queue] = {}
 
-    def open(self) -> Connection:
+    def _open(self) -> Connection:
         if self._connection is None:
             self._connection = self._app.connection_for_write(
                 connect_timeout=SOCKET_SECONDS,
@@ -67,25 +72,44 @@ class _Line:
             )
         return self._connection
 
+    @property
+    def usable(self) -> bool:
+        """Not in a forked child: the socket is its parent's."""
+        return self._pid == os.getpid()
+
     def drop(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None:
+        self._queues = {}
+        if connection is not None and self.usable:
             try:
                 connection.release()
             except Exception:
                 log.debug("broker_connection_close_failed", exc_info=True)
 
+    def __del__(self) -> None:
+        """A thread's line ends with its thread."""
+        self.drop()
+
+    def _declared(self, name: str) -> Queue:
+        """The broker's queue, declared once per connection: kombu would bind it anew for every message."""
+        if name not in self._queues:
+            made = broker_queue(name)
+            made(self._open().default_channel).declare()
+            self._queues[name] = made
+        return self._queues[name]
+
     def publish(self, hints: Iterable[Hint]) -> int:
         count = 0
         app: Any = self._app
-        with app.amqp.Producer(self.open(), auto_declare=False) as producer:
+        with app.amqp.Producer(self._open(), auto_declare=False) as producer, _batch(producer):
             for hint in hints:
                 app.send_task(
                     hint.kind,
                     kwargs={"id": hint.id},
                     # The first hint of a row goes by the row's id, so that Flower's search finds it.
                     task_id=hint.id if hint.first else uuid(),
-                    queue=broker_queue(hint.queue),
+                    queue=self._declared(hint.queue),
+                    declare=[],
                     priority=hint.priority,
                     kwargsrepr=repr({"kind": hint.kind, "id": hint.id, "attempt": hint.attempt}),
                     argsrepr="()",
@@ -98,13 +122,18 @@ class _Line:
         return count
 
     def depths(self, queues: Iterable[str]) -> dict[str, int]:
+        channel = self._open().default_channel
         found: dict[str, int] = {}
-        with self.open().channel() as channel:
-            for name in queues:
-                # Not passive: a passive declare of an empty Redis queue is a 404.
-                declared: Any = broker_queue(name)(channel).queue_declare(passive=False)
-                found[name] = int(declared.message_count)
+        for name in queues:
+            # Not passive: a passive declare of an empty Redis queue is a 404.
+            declared: Any = broker_queue(name)(channel).queue_declare(passive=False)
+            found[name] = int(declared.message_count)
         return found
+
+
+def _batch(producer: Any) -> AbstractContextManager[Any]:
+    """Messages on their way in one round trip for BATCH of them, where kombu can (from 5.7); else one by one."""
+    return producer.batch(max_size=BATCH) if hasattr(producer, "batch") else nullcontext()
 
 
 class CeleryCarrier:
@@ -114,6 +143,7 @@ class CeleryCarrier:
         self._app = app
         self.dropped = 0
         self.failures = 0
+        self._lines = threading.local()
         self._begin()
 
     def _begin(self) -> None:
@@ -122,13 +152,13 @@ class CeleryCarrier:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._in_a_row = 0
-        self._closed_until = 0.0
+        self._paused_until = 0.0
 
     def offer(self, hints: Iterable[Hint]) -> None:
         """Queue hints for the publishing thread, which starts with the first, anew in a forked child."""
         if self._pid != os.getpid():
             self._begin()
-        if time.monotonic() < self._closed_until:
+        if time.monotonic() < self._paused_until:
             self.dropped += sum(1 for _ in hints)
             return
         for hint in hints:
@@ -159,15 +189,17 @@ class CeleryCarrier:
 
     @contextmanager
     def _own_line(self) -> Iterator[_Line]:
-        """A line for one use: the calling thread's own, dropped at its end."""
-        line = _Line(self._app)
+        """The calling thread's line, kept for its next use unless this one fails."""
+        line: _Line | None = getattr(self._lines, "own", None)
+        if line is None or not line.usable:
+            line = self._lines.own = _Line(self._app)
         try:
             yield line
-        finally:
+        except BaseException:
             line.drop()
+            raise
 
     def _run(self) -> None:
-        line = _Line(self._app)
         while True:
             hints = [self._waiting.get()]
             while len(hints) < 500:
@@ -175,24 +207,23 @@ class CeleryCarrier:
                     hints.append(self._waiting.get_nowait())
                 except queue.Empty:
                     break
-            self._publish_or_open_breaker(line, hints)
+            self._publish_or_pause(hints)
             for _ in hints:
                 self._waiting.task_done()
 
-    def _publish_or_open_breaker(self, line: _Line, hints: list[Hint]) -> None:
-        if time.monotonic() < self._closed_until:
+    def _publish_or_pause(self, hints: list[Hint]) -> None:
+        if time.monotonic() < self._paused_until:
             self.dropped += len(hints)
             return
         try:
-            line.publish(hints)
+            self.publish(hints)
             self._in_a_row = 0
         except Exception as error:
-            line.drop()
             self.failures += 1
             self.dropped += len(hints)
             pause = BREAKER_SECONDS[min(self._in_a_row, len(BREAKER_SECONDS) - 1)]
             self._in_a_row += 1
-            self._closed_until = time.monotonic() + pause
+            self._paused_until = time.monotonic() + pause
             log.warning(
                 "wake_publish_failed",
                 extra={"hints": len(hints), "pause_s": pause, "error": f"{type(error).__name__}: {error}"[:200]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery import Celery
@@ -16,7 +16,9 @@ from durable_core.database.connections import Database
 from durable_core.database.statements import DEFAULT_SCHEMA, checked_schema
 from durable_core.deliveries.sweep import HINTS_PER_QUEUE, RETENTION_SECONDS
 from durable_core.errors import DefinitionError, NotInstalled
-from durable_core.sweeps import SWEEPS, Bounds
+from durable_core.sweeps import SWEEPS, Bounds, Sweep
+
+DAY = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -41,37 +43,51 @@ class Settings:
         unknown = set(intervals) - {sweep.name for sweep in SWEEPS}
         if unknown:
             raise DefinitionError(f"durable_sweep_intervals names no sweep: {', '.join(sorted(unknown))}.")
-        retention_days = conf.get("durable_retention_days")
-        return Settings(
+        settings = Settings(
             schema=checked_schema(conf.get("durable_schema") or defaults.schema),
             lease_seconds=_positive(conf, "durable_lease_seconds", defaults.lease_seconds),
             heartbeat_seconds=_positive(conf, "durable_heartbeat_seconds", defaults.heartbeat_seconds),
             shutdown_grace=_positive(conf, "durable_shutdown_grace", defaults.shutdown_grace),
-            hints_per_queue=int(_positive(conf, "durable_hints_per_queue", defaults.hints_per_queue)),
-            retention_seconds=(
-                defaults.retention_seconds
-                if retention_days is None
-                else _positive(conf, "durable_retention_days", 14) * 24 * 3600
-            ),
+            hints_per_queue=_whole(conf, "durable_hints_per_queue", defaults.hints_per_queue),
+            retention_seconds=_positive(conf, "durable_retention_days", defaults.retention_seconds / DAY) * DAY,
             beat=bool(conf.get("durable_beat", True)),
             sweep_intervals={name: _number(f"durable_sweep_intervals[{name!r}]", v) for name, v in intervals.items()},
         )
+        settings.holder()  # a lease and a heartbeat that do not fit are told at the start, not by every task
+        return settings
 
     def holder(self) -> Holder:
         """This process as a holder of claims; made anew in every process, for it carries the pid."""
         return Holder(lease_seconds=self.lease_seconds, heartbeat_seconds=self.heartbeat_seconds)
 
     def bounds(self) -> Bounds:
-        return Bounds(self.holder(), self.hints_per_queue, self.retention_seconds)
+        return Bounds(self.lease_seconds, self.heartbeat_seconds, self.hints_per_queue, self.retention_seconds)
 
-    def interval(self, name: str) -> float | None:
-        """How often a sweep runs, where the host has its own mind about it."""
-        return (self.sweep_intervals or {}).get(name)
+    def sweeps(self) -> tuple[Sweep, ...]:
+        """The sweeps, with the host's own intervals where it has a mind about them."""
+        intervals = self.sweep_intervals or {}
+        return tuple(
+            replace(sweep, interval=(own := intervals[sweep.name]), offered=min(sweep.every, own))
+            if sweep.name in intervals
+            else sweep
+            for sweep in SWEEPS
+        )
+
+    def interval(self, name: str) -> float:
+        """How often a sweep runs, in seconds."""
+        return next(sweep.interval for sweep in self.sweeps() if sweep.name == name)
 
 
 def _positive(conf: Any, name: str, default: float) -> float:
     value = conf.get(name)
     return default if value is None else _number(name, value)
+
+
+def _whole(conf: Any, name: str, default: int) -> int:
+    value = conf.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise DefinitionError(f"{name}={value!r}: give a whole number from 1.")
+    return default if value is None else value
 
 
 def _number(name: str, value: object) -> float:

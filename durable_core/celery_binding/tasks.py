@@ -9,11 +9,11 @@ from celery.exceptions import Retry as CeleryRetry
 from durable_core import kinds
 from durable_core.celery_binding.durable import Durable
 from durable_core.deliveries import attempt
-from durable_core.deliveries.attempt import Attempted, Outcome
 from durable_core.deliveries.declare import DeliveryKind
 from durable_core.deliveries.read import checked_id
+from durable_core.deliveries.worker import Attempted, Outcome
 from durable_core.errors import DefinitionError, NotFound
-from durable_core.sweeps import Sweep, run_sweep
+from durable_core.sweeps import run_sweep
 
 HARD_LIMIT_GRACE = 10.0
 """Seconds between the soft limit, an exception in the handler, and the hard one, which kills the child."""
@@ -50,13 +50,16 @@ def register_kind(durable: Durable, kind: DeliveryKind[..., Any]) -> None:
         if name in app._tasks:
             raise DefinitionError(f"kind {name!r} is named like an existing Celery task; rename one of them.")
 
-        @app.task(  # type: ignore[untyped-decorator]  # Celery's stubs do not know per-task options of ours
+        def deliver(_task: Any, id: object = None, **_: object) -> str:
+            return _told(_attempted(durable, kind, id))
+
+        # Where the pool spawns its children they import the modules of their tasks: the kind's, not this one.
+        deliver.__module__ = kind.__module__
+        app.task(
             name=name, bind=True, acks_late=False, ignore_result=True, max_retries=0, serializer="json",
             soft_time_limit=kind.timeout, time_limit=kind.timeout + HARD_LIMIT_GRACE, throws=(DeliveryEnded,),
             durable_kind=kind.name, typing=False, shared=False,
-        )  # fmt: skip
-        def deliver(_task: Any, id: object = None, **_: object) -> str:
-            return _told(_attempted(durable, kind, id))
+        )(deliver)  # fmt: skip
 
 
 def _attempted(durable: Durable, kind: DeliveryKind[..., Any], row_id: object) -> Attempted:
@@ -89,16 +92,14 @@ def _told(attempted: Attempted) -> str:
             raise CeleryRetry(reason, exc=DeliveryRetried(reason), when=attempted.due_at)
 
 
-def register_sweep(durable: Durable, sweep: Sweep) -> None:
-    """One task `durable.<sweep>`. Any number may run at once; a repeat within half an interval returns at once."""
-
+def register_sweep(durable: Durable, name: str) -> None:
+    """One task `durable.<sweep>`. Any number of messages may come: one of a name runs at a time, after its rest."""
     app: Any = durable.app
 
     @app.task(  # type: ignore[untyped-decorator]  # Celery's stubs do not know per-task options of ours
-        name=sweep.task, acks_late=False, ignore_result=True, max_retries=0, serializer="json",
+        name=f"durable.{name}", acks_late=False, ignore_result=True, max_retries=0, serializer="json",
         typing=False, shared=False,
     )  # fmt: skip
-    def run(**_: object) -> dict[str, object]:
-        return run_sweep(
-            durable.database, sweep, durable.settings.bounds(), interval=durable.settings.interval(sweep.name)
-        )
+    def sweep(**_: object) -> dict[str, object]:
+        (meant,) = (one for one in durable.settings.sweeps() if one.name == name)
+        return run_sweep(durable.database, meant, durable.settings.bounds())

@@ -13,6 +13,7 @@ from durable_core import kinds
 from durable_core.celery_binding.children import ChildWatch
 from durable_core.celery_binding.durable import Durable
 from durable_core.celery_binding.publish import broker_queue
+from durable_core.celery_binding.rescue import Rescue
 from durable_core.celery_binding.tasks import check_names
 from durable_core.claims.claim import OWNER_VARIABLE
 from durable_core.database.migrate import check
@@ -28,6 +29,7 @@ def connect(durable: Durable) -> None:
     """Connect this app's worker signals, once; a process may hold several apps, so each asks whether it is meant."""
     app = durable.app
     watches: list[ChildWatch] = []
+    rescues: list[Rescue] = []
 
     def draw_owner(instance: Any = None, **_: Any) -> None:
         if instance is None or instance.app is app:
@@ -61,6 +63,13 @@ def connect(durable: Durable) -> None:
 
     def in_a_child(**_: Any) -> None:
         durable.after_fork()
+        watch_sweeps()
+
+    def watch_sweeps() -> None:
+        while rescues:
+            rescues.pop().stop()
+        rescues.append(Rescue(durable))
+        rescues[-1].start()
 
     def watch_children(sender: Any = None, **_: Any) -> None:
         controller = getattr(sender, "controller", None)
@@ -68,6 +77,8 @@ def connect(durable: Durable) -> None:
             watch = ChildWatch(durable, controller.pool)
             if watch.start():
                 watches.append(watch)
+            else:
+                watch_sweeps()  # threads and solo pools work in this process
 
     def begin_grace(sender: Any = None, **_: Any) -> None:
         # In a signal handler: no more than a note for the watching thread.
@@ -77,9 +88,9 @@ def connect(durable: Durable) -> None:
     def stop_beating(**_: Any) -> None:
         while watches:
             watches.pop().stop()
-        worker = durable.__dict__.get("_worker")
-        if worker is not None and worker[0] == os.getpid():
-            worker[1].heartbeat.stop()
+        while rescues:
+            rescues.pop().stop()
+        durable.stop()
 
     def remark_unknown(message: Any = None, name: str | None = None, **_: Any) -> None:
         """A hint of a kind that this worker does not know: say so on the row, for people."""

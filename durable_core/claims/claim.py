@@ -1,8 +1,9 @@
 """
 The protocol that every contract shares: take, keep, lock, settle, release.
 
-Each contract's `attempt.sql` names these statements; this runs them. A claim is a row id
-and a fence. Expiry of the lease decides who may take; the fence decides who may write.
+Each contract's `attempt.sql` names these statements. This runs take, lock and settle; the
+heartbeat runs keep, and the contract's attempt runs release. A claim is a row id and a
+fence. Expiry of the lease decides who may take; the fence decides who may write.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from durable_core.database.statements import Statement, Statements
 from durable_core.database.transactions import Row, Transaction, run
 from durable_core.errors import DefinitionError
 
-LOCK_TIMEOUT = "5s"
+LOCK_WAIT = "5s"
 """How long a transaction of ours waits for a row lock before it lets go and tries again."""
 
 OWNER_VARIABLE = "DURABLE_OWNER"
@@ -81,6 +82,7 @@ class Claim:
     attempt: int
     max_attempts: int
     interruptions: int
+    max_interruptions: int
     deadline_at: datetime
     arguments: str
     taken_at: float
@@ -95,6 +97,7 @@ class Claim:
             attempt=row["attempt"],
             max_attempts=row["max_attempts"],
             interruptions=row["interruptions"],
+            max_interruptions=row["max_interruptions"],
             deadline_at=row["deadline_at"],
             arguments=row["arguments"],
             taken_at=taken_at,
@@ -119,8 +122,8 @@ class Locked:
 
     late: bool
     """The lease had lapsed and the row went back to pending, but nobody took it since."""
-    booked: bool
-    """The reaper, or its parent, booked an interruption for it, which this report takes back."""
+    reaped_as: str | None
+    """What the reaper, or its parent, booked for this claim; the report takes it back."""
     xid: str
     lock_timeout_was: str
 
@@ -135,7 +138,7 @@ def lock(connection: Connection, statements: Statements, claim: Claim) -> Locked
     connection.begin()
     driver = raw(connection)
     with driver.pipeline():
-        bound = _sent(driver, statements.bound, {"lock_timeout": LOCK_TIMEOUT})
+        bound = _sent(driver, statements.bound, {"lock_timeout": LOCK_WAIT})
         locked = _sent(driver, statements.lock, claim.naming)
         was = bound.fetchone()
         row = locked.fetchone()
@@ -143,7 +146,7 @@ def lock(connection: Connection, statements: Statements, claim: Claim) -> Locked
         return None
     return Locked(
         late=row["state"] == "pending",
-        booked=row["booked"],
+        reaped_as=row["reaped_as"],
         xid=row["xid"],
         lock_timeout_was=was["was"],
     )
@@ -174,8 +177,19 @@ def settle_and_commit(
         driver.commit()
 
 
+INTERRUPTED_AS = ("CLAIM_EXPIRED", "CHILD_LOST")
+"""Codes under which a claim was booked as an interruption while its owner was still alive."""
+
+
+def _taken_back(locked: Locked) -> dict[str, object]:
+    return {
+        "interruptions_booked": int(locked.reaped_as in INTERRUPTED_AS),
+        "shutdowns_booked": int(locked.reaped_as == "SHUTDOWN"),
+    }
+
+
 def _settling(claim: Claim, locked: Locked, receipt: Mapping[str, object]) -> dict[str, object]:
-    return {**claim.naming, "xid": locked.xid, "late": locked.late, "booked": int(locked.booked), **receipt}
+    return {**claim.naming, "xid": locked.xid, "late": locked.late, **_taken_back(locked), **receipt}
 
 
 def _sent(

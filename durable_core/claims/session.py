@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import psycopg
@@ -19,7 +20,7 @@ from durable_core.claims.claim import Claim, Locked
 from durable_core.database.commits import CommitUnknown, answer_lost
 from durable_core.database.connections import Database, raw
 from durable_core.database.statements import Statements
-from durable_core.database.transactions import run_raw
+from durable_core.database.transactions import DATABASE_ERRORS, run_raw
 from durable_core.errors import ClaimLost, EffectEscaped, StepTransactionOwned
 
 log = logging.getLogger("durable.run")
@@ -60,6 +61,13 @@ def _guarded(base: type[Session]) -> type[Session]:
     if base not in _guarded_classes:
         _guarded_classes[base] = type("StepSession", (_Guarded, base), {})
     return _guarded_classes[base]
+
+
+class LockRefused(Exception):
+    """The row's lock was not to be had in time, or at all just now: the machine room's fault, and no attempt's."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"the delivery's row could not be locked: {type(cause).__name__}")
 
 
 class StepTransaction:
@@ -122,6 +130,7 @@ class StepTransaction:
         effect raises.
         """
         connection, locked = self._open()
+        driver = raw(connection)
         try:
             for effect in effects:
                 effect(self.session())
@@ -129,13 +138,12 @@ class StepTransaction:
             # Before anyone reports this: our own lock would make the report wait for us.
             self.discard()
             raise
-        driver = raw(connection)
         try:
             if self._session is None:
                 try:
                     protocol.settle_and_commit(connection, self._statements, self._claim, locked, receipt)
                 except Exception as error:
-                    if answer_lost(error, driver):
+                    if driver.closed or answer_lost(error):
                         raise CommitUnknown from error
                     raise
                 return
@@ -146,7 +154,7 @@ class StepTransaction:
             try:
                 Session.commit(self._session)
             except Exception as error:
-                if answer_lost(error, driver):
+                if driver.closed or answer_lost(error):
                     raise CommitUnknown from error
                 raise
         except DivisionByZero as unsettled:
@@ -179,33 +187,30 @@ class StepTransaction:
     def _open(self) -> tuple[Connection, Locked]:
         if self._connection is not None and self._locked is not None:
             return self._connection, self._locked
-        connection = self._database.connect()
         try:
-            locked = protocol.lock(connection, self._statements, self._claim)
+            connection = self._database.connect()
+        except DATABASE_ERRORS as error:
+            raise LockRefused(error) from error
+        try:
+            try:
+                locked = protocol.lock(connection, self._statements, self._claim)
+            except DATABASE_ERRORS as error:
+                raise LockRefused(error) from error
             if locked is None:
-                raise ClaimLost(self._claim.id, self._claim.fence, _current_fence(connection, self))
+                raise ClaimLost(
+                    self._claim.id, self._claim.fence, _current_fence(connection, self._statements, self._claim)
+                )
         except BaseException:
             _end(connection)
             raise
         self._connection, self._locked = connection, locked
         return connection, locked
 
-    def _statement_row(self, connection: Connection) -> Mapping[str, Any] | None:
-        rows = run_raw(
-            raw(connection),
-            self._statements.resolve,
-            {"id": self._claim.id, "lock_timeout": protocol.LOCK_TIMEOUT},
-        )
-        return rows[0] if rows else None
 
-
-def _current_fence(connection: Connection, step: StepTransaction) -> int | None:
-    """The fence that refused us, for the sentence; None when the row is gone or locked."""
-    try:
-        row = step._statement_row(connection)
-    except psycopg.Error:
-        return None
-    return None if row is None else int(row["fence"])
+def _current_fence(connection: Connection, statements: Statements, claim: Claim) -> int | None:
+    """The fence that refused us, for the sentence; None when there is no such row."""
+    rows = run_raw(raw(connection), statements.current, {"id": claim.id})
+    return int(rows[0]["fence"]) if rows else None
 
 
 def _end(connection: Connection) -> None:
@@ -215,6 +220,7 @@ def _end(connection: Connection) -> None:
             driver.rollback()
         connection.rollback()
     except (psycopg.Error, SQLAlchemyError):
-        connection.invalidate()
+        with suppress(psycopg.Error, SQLAlchemyError):  # a handler may have closed it already
+            connection.invalidate()
     finally:
         connection.close()

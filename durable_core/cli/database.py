@@ -24,9 +24,9 @@ READ_SECONDS = 5.0
 
 
 @contextmanager
-def reading(database: Database) -> Iterator[Connection]:
+def reading(database: Database) -> Iterator[tuple[Connection, str]]:
     """
-    One snapshot, read-only and bounded in time, of a schema that this code supports.
+    One snapshot, read-only and bounded in time, of a schema that this code supports; and its revision.
 
     Raises SchemaBehind. The bounds are the transaction's own, so a pooled connection keeps nothing of them.
     """
@@ -35,8 +35,8 @@ def reading(database: Database) -> Iterator[Connection]:
         connection.begin(),
     ):
         run(connection, _statements.bound, milliseconds=str(int(READ_SECONDS * 1000)))
-        migrations.check(connection)
-        yield connection
+        revision = migrations.check(connection)
+        yield connection, revision
 
 
 @click.command()

@@ -1,11 +1,12 @@
-"""`durable deliveries`: find a delivery, read what became of it, send it round again."""
+"""`durable deliveries`: find a delivery, read what became of it, send it round again, release a held one."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from sqlalchemy import Connection
@@ -19,17 +20,18 @@ from durable_core.database.connections import Database
 from durable_core.database.migrate import check
 from durable_core.deliveries import operate, read
 from durable_core.deliveries.read import MOST_PER_PAGE, Delivery
-from durable_core.errors import IllegalMove, NotFound
-from durable_core.states import DeliveryState
+from durable_core.errors import IllegalMove, NotFound, RowBusy
+from durable_core.states import TERMINAL, DeliveryState
 
-REDRIVABLE = (DeliveryState.DEAD, DeliveryState.FAILED)
+F = TypeVar("F", bound=Callable[..., Any])
+
 SAMPLE = 5
 """How many ids a question shows before it asks."""
 
 
 @click.group()
 def deliveries() -> None:
-    """Look at deliveries, and redrive the dead and failed ones."""
+    """Look at deliveries, redrive the dead and failed ones, and release those that a sweep held back."""
 
 
 @deliveries.command("list")
@@ -53,12 +55,12 @@ def list_(
     need longer than the 5 seconds that any look gets.
     """
     out = Output(as_json)
-    with where.database() as (database, _), reading(database) as connection:
+    with where.database() as (database, _), reading(database) as (connection, _):
         now = read.now(connection)
         found = read.page(connection, state=state, kind=kind, queue=queue, key=key, after=after, limit=limit)
     more = found[-1].id if len(found) == limit else None
     if as_json:
-        out.answer({"deliveries": [_json(row, arguments=False) for row in found], "next_after": more})
+        out.answer({"deliveries": [_json(row) for row in found], "next_after": more})
         return
     out.table(
         ("ID", "KIND", "QUEUE", "STATE", "ATTEMPTS", "DUE", "KEY", "ERROR"),
@@ -80,7 +82,7 @@ def list_(
 def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
     """One delivery: where it is, why it waits, its last error, and its history."""
     out = Output(as_json)
-    with where.database() as (database, _), reading(database) as connection:
+    with where.database() as (database, _), reading(database) as (connection, _):
         now = read.now(connection)
         row = read.get(connection, row_id)
         lines = journal.read(connection, row.id)
@@ -95,6 +97,7 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
             ("key", row.key),
             ("state", row.state.value),
             ("why", why(row, now)),
+            ("held", row.held_reason),
             ("attempts", attempts(row)),
             ("interrupted", f"{row.interruptions} of {row.max_interruptions}" if row.interruptions else None),
             ("created", _ago(row.created_at, now)),
@@ -118,43 +121,95 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
         )
 
 
+# --- what a person does to rows ----------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class Redriven:
-    """What became of one id: `outcome` is redriven, would be redriven, refused or not found."""
+class Act:
+    """What a person does to deliveries: its words, the act itself, and which rows it takes."""
+
+    name: str
+    done: str
+    takes: Callable[[Delivery], bool]
+    needed: str
+    carry_out: Callable[..., None]
+
+
+REDRIVE = Act(
+    "redrive", "redriven",
+    lambda row: row.state in (DeliveryState.DEAD, DeliveryState.FAILED), "dead or failed", operate.redrive,
+)  # fmt: skip
+RELEASE = Act("release", "released", lambda row: row.held_reason is not None, "held back", operate.release)
+
+
+@dataclass(frozen=True)
+class Became:
+    """What became of one id: `outcome` is what was done, what would be done, refused or not found."""
 
     id: str
     outcome: str
     message: str | None = None
 
 
+def _acting(command: F) -> F:
+    """The ids and options of an act."""
+    for decorate in reversed(
+        (
+            click.argument("row_ids", metavar="ID...", nargs=-1, required=True),
+            click.option("--by", required=True, help="Who acts; kept in the journal."),
+            click.option("--reason", required=True, help="Why; kept in the journal."),
+            click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing."),
+            click.option("--yes", is_flag=True, help="Do not ask; needed without a terminal."),
+            click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout."),
+        )
+    ):
+        command = decorate(command)
+    return command
+
+
 @deliveries.command()
 @options
-@click.argument("row_ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--by", required=True, help="Who acts; kept in the journal.")
-@click.option("--reason", required=True, help="Why; kept in the journal.")
-@click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask; needed without a terminal.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
+@_acting
 @click.pass_obj
-def redrive(
-    where: Where, row_ids: tuple[str, ...], by: str, reason: str, dry_run: bool, yes: bool, as_json: bool
-) -> int:
+def redrive(where: Where, /, **line: Any) -> int:
     """
     Send dead or failed deliveries round again, with a new budget and the same key.
 
-    All in one transaction; one that is in another state is refused and does not keep the others back.
+    All in one transaction; one in another state, or that somebody is at work on, is refused and does not
+    keep the others back.
     Exit 5 if any was refused, else 4 if any was not found. A dry run sees a snapshot: a row may move after it.
     """
+    return _act(REDRIVE, where, **line)
+
+
+@deliveries.command()
+@options
+@_acting
+@click.pass_obj
+def release(where: Where, /, **line: Any) -> int:
+    """
+    Let the sweeps see deliveries again that one of them failed on and held back. Mend the cause first.
+
+    All in one transaction; one that is not held, or that somebody is at work on, is refused and does not keep
+    the others back.
+    Exit 5 if any was refused, else 4 if any was not found. A dry run sees a snapshot: a row may move after it.
+    """
+    return _act(RELEASE, where, **line)
+
+
+def _act(
+    act: Act, where: Where, *, row_ids: tuple[str, ...], by: str, reason: str, dry_run: bool, yes: bool, as_json: bool
+) -> int:
     out = Output(as_json)
     for name, text in (("--by", by), ("--reason", reason)):
         if not text.strip():
             raise click.UsageError(f"{name} is empty: say who acts and why, both are kept in the journal.")
-    # Rows are locked in the order of their ids, so that two redrives at once wait for each other in turn.
+    # An id given twice is one act.
     ids = sorted({_spelled(row_id) for row_id in row_ids})
     if not dry_run and not yes:
-        _ask(ids)
+        _ask(act, ids)
     with where.database() as (database, _):
-        done = _foreseen(database, ids) if dry_run else _redriven(database, ids, by=by, reason=reason)
+        done = _foreseen(act, database, ids) if dry_run else _carried_out(act, database, ids, by=by, reason=reason)
     if as_json:
         out.answer({"dry_run": dry_run, "deliveries": done})
     else:
@@ -173,7 +228,7 @@ def _spelled(row_id: str) -> str:
         return row_id
 
 
-def _ask(ids: list[str]) -> None:
+def _ask(act: Act, ids: list[str]) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError("without a terminal to ask on, --yes is needed (or --dry-run to look).")
     for row_id in ids[:SAMPLE]:
@@ -181,41 +236,38 @@ def _ask(ids: list[str]) -> None:
     if len(ids) > SAMPLE:
         note(f"  and {len(ids) - SAMPLE} more")
     several = "this delivery" if len(ids) == 1 else f"these {len(ids)} deliveries"
-    click.confirm(f"Redrive {several}?", abort=True, err=True)
+    click.confirm(f"{act.name.capitalize()} {several}?", abort=True, err=True)
 
 
-def _redriven(database: Database, ids: list[str], *, by: str, reason: str) -> list[Redriven]:
+def _carried_out(act: Act, database: Database, ids: list[str], *, by: str, reason: str) -> list[Became]:
+    def one(connection: Connection, row_id: str) -> str:
+        act.carry_out(connection, row_id, by=by, reason=reason)
+        return act.done
+
     with database.transaction() as connection:
         check(connection)
-        # No hint is sent from here: the rows are due, and dispatch finds them within its interval.
-        return [_one(connection, row_id, by=by, reason=reason) for row_id in ids]
+        # No hint is sent from here: the sweeps find the rows within their interval.
+        return [_became(one, connection, row_id) for row_id in ids]
 
 
-def _one(connection: Connection, row_id: str, *, by: str, reason: str) -> Redriven:
+def _foreseen(act: Act, database: Database, ids: list[str]) -> list[Became]:
+    def one(connection: Connection, row_id: str) -> str:
+        row = read.get(connection, row_id)
+        if not act.takes(row):
+            raise IllegalMove(act.name, row_id, row.state, act.needed)
+        return f"would be {act.done}"
+
+    with reading(database) as (connection, _):
+        return [_became(one, connection, row_id) for row_id in ids]
+
+
+def _became(one: Callable[[Connection, str], str], connection: Connection, row_id: str) -> Became:
     try:
-        operate.redrive(connection, row_id, by=by, reason=reason)
-    except IllegalMove as refusal:
-        return Redriven(row_id, "refused", str(refusal))
+        return Became(row_id, one(connection, row_id))
+    except (IllegalMove, RowBusy) as refusal:
+        return Became(row_id, "refused", str(refusal))
     except NotFound as missing:
-        return Redriven(row_id, "not found", str(missing))
-    return Redriven(row_id, "redriven")
-
-
-def _foreseen(database: Database, ids: list[str]) -> list[Redriven]:
-    found = []
-    with reading(database) as connection:
-        for row_id in ids:
-            try:
-                row = read.get(connection, row_id)
-            except NotFound as missing:
-                found.append(Redriven(row_id, "not found", str(missing)))
-                continue
-            if row.state in REDRIVABLE:
-                found.append(Redriven(row_id, "would be redriven"))
-            else:
-                refusal = IllegalMove("redrive", row_id, row.state, "dead or failed")
-                found.append(Redriven(row_id, "refused", str(refusal)))
-    return found
+        return Became(row_id, "not found", str(missing))
 
 
 # --- words about one row -----------------------------------------------------------------------------
@@ -229,6 +281,12 @@ def attempts(row: Delivery) -> str:
 
 def why(row: Delivery, now: datetime) -> str:
     """In one sentence: what the delivery waits for, or how it ended."""
+    if row.held_reason and row.state not in TERMINAL:
+        # Before anything else: whatever it seems to wait for, no sweep and no claim will come to it.
+        return (
+            f"held back by a sweep that failed on it ({row.held_reason}); "
+            f"release it with `durable deliveries release {row.id}`."
+        )
     match row.state:
         case DeliveryState.PENDING:
             return _why_pending(row, now)
@@ -250,10 +308,13 @@ def why(row: Delivery, now: datetime) -> str:
 
 
 def _why_pending(row: Delivery, now: datetime) -> str:
-    if row.held_reason:
-        return f"held back from every sweep until it is released: {row.held_reason}"
     if row.due_at > now:
         until = span((row.due_at - now).total_seconds())
+        if row.waiting_for == "arguments":
+            return (
+                f"its arguments do not fit the handler of the last worker that took it; tried again in {until}: "
+                "deploy the code that fits them."
+            )
         if row.error_code and row.attempts:
             return f"its last attempt ended with {row.error_code}; the next is due in {until}."
         return f"it is not due before {until} have passed."
@@ -284,8 +345,5 @@ def _ago(at: datetime | None, now: datetime) -> str | None:
     return None if at is None else f"{instant(at)} ({span((now - at).total_seconds())} ago)"
 
 
-def _json(row: Delivery, *, arguments: bool) -> dict[str, Any]:
-    facts = {**asdict(row), "failures": row.failures, "attempts_used": attempts(row)}
-    if not arguments:
-        del facts["arguments"]
-    return facts
+def _json(row: Delivery, *, arguments: bool = False) -> dict[str, Any]:
+    return {**row.as_json(arguments=arguments), "attempts_used": attempts(row)}

@@ -18,8 +18,8 @@ from durable_core.errors import (
     KeyInFlight,
     NotFound,
     NotInstalled,
+    RowBusy,
 )
-from durable_core.local import LocalServicesError
 
 OK = 0
 ERROR = 1
@@ -72,14 +72,12 @@ def failure_of(error: Exception) -> Failure | None:
             return Failure(error.code, error.reason, str(error))
         case NotFound():
             return Failure(NOT_FOUND, error.reason, str(error))
-        case IllegalMove() | IdempotencyConflict() | KeyInFlight():
+        case IllegalMove() | RowBusy() | IdempotencyConflict() | KeyInFlight():
             return Failure(CONFLICT, error.reason, str(error))
         case InvalidOption() | NotInstalled():
             return Failure(USAGE, error.reason, str(error))
         case DurableError():
             return Failure(ERROR, error.reason, str(error))
-        case LocalServicesError():
-            return Failure(ERROR, "LOCAL_SERVICES", str(error))
         case DBAPIError() | psycopg.Error():
             return _of_database(error)
         case _:

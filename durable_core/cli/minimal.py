@@ -7,47 +7,38 @@ It finds its servers in DURABLE_DATABASE_URL and DURABLE_REDIS_URL, its schema i
 
 from __future__ import annotations
 
-import os
-
 from celery import Celery
-from sqlalchemy import Engine, create_engine
 
 from durable_core.celery_binding import install
-from durable_core.celery_binding.transport import guarded
-from durable_core.errors import NotInstalled
+from durable_core.celery_binding.environment import (
+    BROKER_TRANSPORT_OPTIONS,
+    broker_url_from_environment,
+    engine_from_environment,
+    schema_from_environment,
+)
 from durable_core.ready import email, webhook
+from durable_core.ready.environment import smtp_from_environment
 
 NAME = __name__
 
-
-def engine() -> Engine:
-    """Made at first use, so that importing this module connects to nothing."""
-    return create_engine(os.environ["DURABLE_DATABASE_URL"], pool_pre_ping=True, connect_args={"connect_timeout": 5})
-
-
-def smtp() -> email.Smtp:
-    """Read at each attempt: whoever only posts webhooks needs no mail server."""
-    url = os.environ.get("DURABLE_SMTP_URL")
-    if not url:
-        raise NotInstalled("set DURABLE_SMTP_URL, for example smtp://127.0.0.1:1025?from=shop@example.com")
-    return email.Smtp.from_url(url)
-
-
 app = Celery("durable")
 app.conf.update(
-    # The guard drops damaged and forged messages, one of which would stop a stock worker.
-    broker_url=guarded(os.environ.get("DURABLE_REDIS_URL", "redis://127.0.0.1:6379/0")),
-    durable_engine=engine,
-    durable_schema=os.environ.get("DURABLE_SCHEMA", "durable"),
+    broker_url=broker_url_from_environment(),
+    broker_transport_options=BROKER_TRANSPORT_OPTIONS,
+    # Made at first use, so that importing this module connects to nothing.
+    durable_engine=engine_from_environment,
+    durable_schema=schema_from_environment(),
     # One message at a time per child: a long handler must not sit on hints that an idle child could take.
     worker_prefetch_multiplier=1,
     # Results live in the rows.
     task_ignore_result=True,
     # JSON only: anything else from a broker is code.
     accept_content=["json"],
+    # Wait for a broker that starts later than this, and come back when it does.
     broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
     timezone="UTC",
 )
-email.declare(smtp)
+email.declare(smtp_from_environment)
 webhook.declare()
 install(app)

@@ -13,7 +13,6 @@ from durable_core.cli import exits
 from durable_core.cli.database import reading
 from durable_core.cli.output import Output, note, span
 from durable_core.cli.where import Where, options
-from durable_core.database.migrate import check
 from durable_core.database.statements import current_schema
 from durable_core.deliveries import read
 from durable_core.deliveries.read import COUNT_LIMIT, QueueLine
@@ -29,7 +28,7 @@ NEW_INSTALLATION = 300.0
 
 @dataclass(frozen=True)
 class SweepLine:
-    """One sweep as it stands; `age_seconds` is None for one that has never begun."""
+    """One sweep as it stands; `age_seconds` is None for one that has never begun, `error` for one that ended well."""
 
     name: str
     interval_seconds: float
@@ -54,7 +53,10 @@ def is_late(age: float | None, interval: float) -> bool:
 
 @click.command()
 @options
-@click.option("--check", "gate", is_flag=True, help="Exit 6 when work or a sweep is late; for probes and deploys.")
+@click.option(
+    "--check", "gate", is_flag=True,
+    help="Exit 6 when work or a sweep is late, or a sweep failed; for probes and deploys.",
+)  # fmt: skip
 @click.option(
     "--max-age", type=click.FloatRange(min=0), default=DEFAULT_MAX_AGE, show_default=True, metavar="SECONDS",
     help="How old the oldest due delivery may be.",
@@ -64,9 +66,8 @@ def is_late(age: float | None, interval: float) -> bool:
 def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
     """How old the oldest due delivery of each queue is, what waits, what died, and when the sweeps last ran."""
     out = Output(as_json)
-    with where.database() as (database, durable), reading(database) as connection:
+    with where.database() as (database, durable), reading(database) as (connection, revision):
         now = read.now(connection)
-        revision = check(connection)
         queues = read.queues(connection)
         ended = read.ended(connection)
         loops = {row["name"]: row for row in sweeps.loops(connection)}
@@ -89,7 +90,7 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
         _print(out, queues, ended, lines, now)
     if gate:
         for problem in problems:
-            note(f"late: {problem}")
+            note(f"unhealthy: {problem}")
     return exits.UNHEALTHY if gate and problems else exits.OK
 
 
@@ -119,6 +120,8 @@ def _problems(queues: list[QueueLine], lines: list[SweepLine], now: datetime, ma
         if line.late:
             since = "has never begun" if line.age_seconds is None else f"last began {span(line.age_seconds)} ago"
             found.append(f"sweep {line.name} {since}; it is to begin every {span(line.interval_seconds)}")
+        if line.error is not None:
+            found.append(f"sweep {line.name} failed: {line.error}")
     return found
 
 

@@ -25,14 +25,14 @@ from durable_core.cli import exits
 from durable_core.cli.exits import CommandError
 from durable_core.cli.output import Output, keep_secret, masked, note
 from durable_core.cli.stack import LOOK_EVERY, Part, Stack
-from durable_core.cli.where import DATABASE_VARIABLE, SCHEMA_VARIABLE, Where, address, load_app, options
+from durable_core.cli.where import Where, address, load_app, options
 from durable_core.database.connections import Database
+from durable_core.database.environment import DATABASE_VARIABLE, REDIS_VARIABLE, SCHEMA_VARIABLE
 from durable_core.database.migrate import migrate
 from durable_core.database.statements import current_schema
 from durable_core.deliveries import read
 from durable_core.local import Addresses, Services
 from durable_core.local.server import free_port
-from durable_core.local.services import REDIS_VARIABLE
 
 if TYPE_CHECKING:
     from durable_core.celery_binding import Durable

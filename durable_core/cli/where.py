@@ -18,6 +18,7 @@ from sqlalchemy.exc import ArgumentError
 from durable_core.cli.exits import AppNotLoaded, NoDatabase
 from durable_core.cli.output import keep_secret
 from durable_core.database.connections import Database
+from durable_core.database.environment import DATABASE_VARIABLE, SCHEMA_VARIABLE
 from durable_core.database.statements import DEFAULT_SCHEMA, checked_schema, use_schema
 from durable_core.errors import DefinitionError
 from durable_core.local.postgres import Postgres
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DATABASE_VARIABLE = "DURABLE_DATABASE_URL"
-SCHEMA_VARIABLE = "DURABLE_SCHEMA"
 DIRECTORY = ".durable"
 CONNECT_SECONDS = 5
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -27,10 +27,11 @@ class Database:
         self,
         engine: Engine | None = None,
         *,
-        sessions: sessionmaker[Session] | Callable[[], Any] | None = None,
+        sessions: sessionmaker[Session] | None = None,
     ) -> None:
-        maker = sessions if isinstance(sessions, sessionmaker) else None
-        bind = maker.kw.get("bind") if maker is not None else None
+        if sessions is not None and not isinstance(sessions, sessionmaker):
+            raise DefinitionError(f"sessions is a sessionmaker; got {type(sessions).__name__}.")
+        bind = sessions.kw.get("bind") if sessions is not None else None
         engine = engine or (bind if isinstance(bind, Engine) else None)
         if engine is None:
             raise DefinitionError(
@@ -42,7 +43,7 @@ class Database:
                 "durable work needs postgresql+psycopg (psycopg 3)."
             )
         self.engine = engine
-        self.sessions: sessionmaker[Session] = maker if maker is not None else sessionmaker(engine)
+        self.sessions: sessionmaker[Session] = sessions if sessions is not None else sessionmaker(engine)
 
     @contextmanager
     def autocommit(self) -> Iterator[Connection]:
@@ -68,12 +69,25 @@ class Database:
         return self.engine.connect().execution_options(isolation_level="READ COMMITTED")
 
     def detached(self) -> Connection:
-        """As `autocommit`, on a connection outside the host's pool; the caller begins each use and closes it."""
-        connection = self.engine.connect()
+        """
+        As `autocommit`, on a connection of its own; the caller begins each use and closes it.
+
+        It is made as the host's engine makes them, but never taken from its pool: where that is
+        exhausted, heartbeats must still go out.
+        """
+        connection = self.background().engine.connect()
         # The level first: a detached connection has no record in the pool on which SQLAlchemy could note it.
         _one_statement_at_a_time(connection)
         connection.detach()
         return connection
+
+    def background(self) -> Database:
+        """The same database by connections made alike, in a pool of their own; for threads beside the host's work."""
+        return Database(Engine(self.engine.pool.recreate(), self.engine.dialect, self.engine.url))
+
+    def renew(self) -> None:
+        """Leave the pool as it is to those who hold its connections, and begin with a new one."""
+        self.engine.dispose()
 
     def forget_connections(self) -> None:
         """In a forked child: drop the parent's sockets without closing them."""

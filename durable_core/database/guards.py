@@ -60,7 +60,7 @@ begin
     if tg_op = 'DELETE' then
         if old.state not in ({terminal}) then
             raise exception 'delivery %: it is %, and only finished deliveries may be deleted', old.id, old.state
-                using errcode = '55000', hint = 'Cancel it first.';
+                using errcode = '55000', hint = 'Only rows that ended may go.';
         end if;
         return old;
     end if;

@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from durable_core.database.connections import raw
 from durable_core.database.statements import current_schema, in_schema
-from durable_core.errors import DurableError, SchemaAhead, SchemaBehind
+from durable_core.errors import SchemaAhead, SchemaBehind, TooOldServer
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 SUPPORTED = ("0001",)
@@ -26,15 +26,6 @@ LOCK_TIMEOUT = "5s"
 
 MIGRATION_LOCK = 0x6475_7261_626C_65
 """Key of the transaction's advisory lock: two `durable migrate` at once run one after the other."""
-
-
-class TooOldServer(DurableError):
-    """PostgreSQL 15 or newer is needed."""
-
-    reason = "SERVER_TOO_OLD"
-
-    def __str__(self) -> str:
-        return f"this is PostgreSQL {self.args[0]}; durable work needs 15 to 18."
 
 
 def apply(*names: str) -> None:
@@ -78,14 +69,18 @@ def pending(connection: Connection) -> list[str]:
 
 
 def migrate(engine: Engine) -> list[str]:
-    """Bring the schema to the newest revision, in one transaction; the revisions it ran. Safe to call twice at once."""
+    """
+    Bring the schema to the newest revision, in one transaction; the revisions it ran. Safe to call twice at once.
+
+    Raises TooOldServer and SchemaAhead, with nothing changed.
+    """
     with (
         engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,
         connection.begin(),
     ):
         version = connection.scalar(text("select current_setting('server_version_num')::int"))
         if int(version or 0) < 150_000:
-            raise TooOldServer(connection.scalar(text("show server_version")))
+            raise TooOldServer(str(connection.scalar(text("show server_version"))))
         connection.execute(text(f"set local lock_timeout = '{LOCK_TIMEOUT}'"))
         connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
         connection.execute(text(f"create schema if not exists {current_schema()}"))

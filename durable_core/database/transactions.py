@@ -11,9 +11,11 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, scoped_session
 
+from durable_core.arguments import clean_text
 from durable_core.database.statements import Statement
 from durable_core.errors import UnsupportedTransaction
 
@@ -146,16 +148,22 @@ def achecked(tx: object) -> AsyncTransaction:
     raise UnsupportedTransaction(f"{type(tx).__module__}.{type(tx).__qualname__}")
 
 
-SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED = "40001", "40P01", "55P03", "57014"
+SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED, READ_ONLY = "40001", "40P01", "55P03", "57014", "25006"
 
-INFRASTRUCTURE = frozenset({SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED})
-"""Raised by the machine room, not by the handler's logic: tried again, no attempt spent."""
+INFRASTRUCTURE = frozenset({SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED, READ_ONLY})
+"""Raised by the machine room, not by the handler's logic: tried again, no attempt spent. A read-only server is one
+that was just demoted."""
+
+DATABASE_ERRORS = (DBAPIError, psycopg.Error, PoolExhausted)
+"""What a statement of ours may raise, a pool without a free connection included."""
 
 _CONNECTION_TROUBLE = ("08", "57P", "53", "25P03", "58")
 
 
 def is_infrastructure(error: BaseException) -> bool:
     """Whether this database error says something about the machine room only."""
+    if isinstance(error, PoolExhausted):
+        return True
     if not isinstance(error, DBAPIError | psycopg.Error):
         return False
     state = sqlstate(error)
@@ -164,3 +172,10 @@ def is_infrastructure(error: BaseException) -> bool:
             isinstance(error, DBAPIError) and isinstance(error.orig, psycopg.OperationalError)
         )
     return state in INFRASTRUCTURE or state.startswith(_CONNECTION_TROUBLE)
+
+
+def said(error: BaseException) -> str:
+    """What a database error says, in one line and without the statement's parameters: they are payload."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    first = str(cause).strip().split("\n", 1)[0]
+    return clean_text(f"{type(cause).__name__}: {first}" if first else type(cause).__name__, 500)

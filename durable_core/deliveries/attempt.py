@@ -5,31 +5,37 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random as random_module
+import os
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
-
-import psycopg
-from sqlalchemy.exc import DBAPIError
 
 from durable_core.arguments import clean_text, result_text
 from durable_core.claims import claim as protocol
-from durable_core.claims.claim import LOCK_TIMEOUT, Claim, Holder
-from durable_core.claims.heartbeat import Heartbeat, Held
-from durable_core.claims.session import Effect, StepTransaction
-from durable_core.database.commits import CommitUnknown, Resolved, resolve
+from durable_core.claims.claim import LOCK_WAIT, Claim, Holder
+from durable_core.claims.heartbeat import Held
+from durable_core.claims.session import Effect, LockRefused, StepTransaction
+from durable_core.database.commits import CommitUnknown, Resolved, answer_lost, resolve
 from durable_core.database.connections import Database
-from durable_core.database.statements import Statement, beside
-from durable_core.database.transactions import Row, Transaction, checked, is_infrastructure, run, sqlstate
+from durable_core.database.statements import beside
+from durable_core.database.transactions import (
+    CANCELED,
+    DATABASE_ERRORS,
+    LOCK_TIMEOUT,
+    Row,
+    Transaction,
+    checked,
+    is_infrastructure,
+    run,
+    said,
+    sqlstate,
+)
 from durable_core.deliveries.declare import AsyncStep, DeliveryKind, Step, registry, terms
 from durable_core.deliveries.options import DEFAULT_QUEUE
+from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import ClaimLost, EffectEscaped, GiveUp, InvalidArguments, Retry
-from durable_core.retry import Verdict, after_failure, rescue_seconds
+from durable_core.retry import Verdict, after_failure, after_interruption, rescue_seconds
 from durable_core.states import DeliveryState
 
 log = logging.getLogger("durable.run")
@@ -38,52 +44,11 @@ _statements = beside(__file__)
 TRIES = 3
 """How often a transaction that the machine room refused (deadlock, lock timeout) is tried again."""
 
+LEAVING = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What ends the process and is no outcome of a handler; Celery's own shutdown exceptions are SystemExit."""
 
 UNFIT_SECONDS = 60.0
 """How long a row waits whose arguments do not fit the handler, until a worker tries again."""
-
-
-class Outcome(StrEnum):
-    """What became of one hint."""
-
-    SENT = "sent"
-    NOTHING_TO_DO = "nothing to do"
-    RETRY = "will be tried again"
-    FAILED = "failed"
-    DEAD = "dead"
-    CLAIM_LOST = "claim lost"
-    INTERRUPTED = "interrupted"
-    WAITING = "waits for a handler that takes its arguments"
-    UNAVAILABLE = "no answer from the database, will be hinted again"
-    UNKNOWN = "unknown, left to its lease"
-
-
-@dataclass(frozen=True)
-class Attempted:
-    """The outcome of one hint, for whoever carried it."""
-
-    outcome: Outcome
-    id: str
-    kind: str
-    attempt: int = 0
-    max_attempts: int = 0
-    error_code: str | None = None
-    error_message: str | None = None
-    due_at: datetime | None = None
-
-
-@dataclass
-class Worker:
-    """What a process needs to attempt deliveries. `time_limits` are the exceptions that mean "out of time"."""
-
-    database: Database
-    holder: Holder = field(default_factory=Holder)
-    heartbeat: Heartbeat | None = None
-    time_limits: tuple[type[BaseException], ...] = (TimeoutError,)
-    random: Callable[[], float] = random_module.random
-
-    def __post_init__(self) -> None:
-        self.heartbeat = self.heartbeat or Heartbeat(self.database, self.holder)
 
 
 def claim_one(tx: Transaction, kind: DeliveryKind[..., Any], row_id: str, holder: Holder) -> Claim | None:
@@ -121,16 +86,16 @@ def perform(worker: Worker, kind: DeliveryKind[..., Any], row_id: str) -> Attemp
     Act on a hint: claim the row, run its handler, commit the outcome.
 
     A hint that finds nothing to take is an ordinary outcome, and so is a database that does
-    not answer: dispatch hints again. Raises only an exit of the process, after the row was
-    given back.
+    not answer: dispatch hints again. Raises an exit of the process, after the row was given
+    back, and a database that refuses the claim for another reason, such as a missing schema.
     """
     try:
         with worker.database.autocommit() as connection:
             claim = claim_one(connection, kind, row_id, worker.holder)
-    except (DBAPIError, psycopg.Error) as error:
+    except DATABASE_ERRORS as error:
         if not is_infrastructure(error):
             raise
-        log.warning("claim_not_answered", extra={"row_id": row_id, "kind": kind.name, "error": str(error)[:300]})
+        log.warning("claim_not_answered", extra={"row_id": row_id, "kind": kind.name, "error": said(error)})
         return Attempted(Outcome.UNAVAILABLE, row_id, kind.name)
     if claim is None:
         log.debug("nothing_to_claim", extra={"row_id": row_id, "kind": kind.name})
@@ -146,7 +111,6 @@ def perform_due(worker: Worker, limit: int, *, queue: str = DEFAULT_QUEUE) -> li
     """
     with worker.database.autocommit() as connection:
         claims = claim_due(connection, limit, queue=queue, holder=worker.holder)
-    assert worker.heartbeat is not None
     waiting = [(claim, worker.heartbeat.hold(claim, _statements)) for claim in claims]
     done: list[Attempted] = []
     try:
@@ -156,22 +120,26 @@ def perform_due(worker: Worker, limit: int, *, queue: str = DEFAULT_QUEUE) -> li
     finally:
         for claim, held in waiting:
             worker.heartbeat.let_go(held)
-            _release(worker, claim, "WORKER_STOPPED", "the worker was stopped before this row's turn")
+            _end(
+                worker, claim, Verdict(DeliveryState.PENDING), counted="shutdown", move="release",
+                code="SHUTDOWN", message="the worker was stopped before this row's turn",
+            )  # fmt: skip
     return done
 
 
 def carry_out(worker: Worker, kind: DeliveryKind[..., Any], claim: Claim, held: Held | None = None) -> Attempted:
     """Run the handler under a claim and commit what came of it. See `perform`."""
-    assert worker.heartbeat is not None
     facts = {"row_id": claim.id, "kind": claim.kind, "fence": claim.fence, "attempt": claim.attempt}
     log.debug("delivery_claimed", extra=facts)
     held = held or worker.heartbeat.hold(claim, _statements)
     try:
         try:
             return _Attempt(worker, kind, claim, held).run()
-        except (KeyboardInterrupt, SystemExit, GeneratorExit) as leaving:
-            # The process goes: give the row back, so that nobody has to wait for the lease.
-            _release(worker, claim, "WORKER_STOPPED", f"the worker was stopped ({type(leaving).__name__})")
+        except LEAVING as leaving:
+            # The process goes: give the row back, so that nobody has to wait for the lease. A child that the
+            # handler forked has no claim to give back: it is its parent's.
+            if os.getpid() == worker.holder.pid:
+                _interrupt(worker, claim, "WORKER_STOPPED", f"the worker was stopped ({type(leaving).__name__})")
             raise
     finally:
         worker.heartbeat.let_go(held)
@@ -190,10 +158,11 @@ class _Attempt:
             try:
                 return self._once()
             except _Repeat as repeat:
-                log.warning("attempt_repeated", extra=self._facts(error=clean_text(str(repeat.cause), 500)))
-                if again == TRIES or self.held.lost.is_set():
+                log.warning("attempt_repeated", extra=self._facts(error=said(repeat.cause)))
+                # A kind that may not be interrupted is not run twice either: its external call may have happened.
+                if again == TRIES or self.held.lost.is_set() or self.claim.max_interruptions == 0:
                     return self._interrupted(repeat.cause)
-                time.sleep(0.05 * again * (1 + self.worker.random()))
+                time.sleep(self.worker.pause(again))
         raise AssertionError("unreachable")
 
     def _once(self) -> Attempted:
@@ -214,7 +183,7 @@ class _Attempt:
             except BaseException as error:
                 broken = transaction.broken
                 transaction.discard()
-                if broken and is_infrastructure(error):
+                if isinstance(error, LockRefused) or (broken and is_infrastructure(error) and not _own_bound(error)):
                     raise _Repeat(error) from error
                 return self._ended_by(error)
             return self._settled(transaction, tuple(effects), value)
@@ -234,7 +203,7 @@ class _Attempt:
             try:
                 transaction.commit({"result": result}, effects)
             except CommitUnknown as unknown:
-                match resolve(self.worker.database, _statements.resolve, self.claim.id, self.claim.fence, LOCK_TIMEOUT):
+                match _came_to(self.worker, self.claim)[0]:
                     case Resolved.COMMITTED:
                         log.info("commit_resolved", extra=self._facts(resolved="committed"))
                     case Resolved.NOT_COMMITTED if replayable and again < TRIES:
@@ -250,13 +219,13 @@ class _Attempt:
             except ClaimLost:
                 return self._refused("success")
             except Exception as error:
-                if not is_infrastructure(error):
+                if not isinstance(error, LockRefused) and (not is_infrastructure(error) or _own_bound(error)):
                     return self._ended_by(error)
                 if not replayable:
                     raise _Repeat(error) from error
                 if again == TRIES:
                     return self._interrupted(error)
-                time.sleep(0.05 * again * (1 + self.worker.random()))
+                time.sleep(self.worker.pause(again))
                 continue
             log.info("delivery_committed", extra=self._facts(outcome="sent"))
             return self._attempted(Outcome.SENT)
@@ -271,10 +240,12 @@ class _Attempt:
         if isinstance(error, GiveUp):
             return self._failed(Verdict(DeliveryState.FAILED), error.code, error.message)
         if isinstance(error, self.worker.time_limits):
+            # It may have struck while a connection went in or out of the pool, which then never gets it back.
+            self.worker.database.renew()
             return self._retry_later("TIMEOUT", f"the attempt took longer than {self.kind.timeout:g} s")
         if isinstance(error, Retry):
             return self._retry_later(error.code, error.message or "the handler asked to be run again", error.after)
-        if not isinstance(error, Exception):
+        if isinstance(error, LEAVING):
             raise error
         code = error.reason if isinstance(error, EffectEscaped) else "WORKER_ERROR"
         # Not str(error): an exception's own text may raise, and a failure must still be recorded.
@@ -288,17 +259,9 @@ class _Attempt:
 
     def _failed(self, verdict: Verdict, code: str, message: str) -> Attempted:
         """Commit a failed attempt: state, due time and journal line, under the fence. No effect of it stands."""
-        try:
-            row = _reported(
-                self.worker, _statements.fail, self.claim,
-                to_state=verdict.state.value, delay_seconds=verdict.delay_seconds,
-                error_code=clean_text(code, 100), error_message=clean_text(message),
-            )  # fmt: skip
-        except (DBAPIError, psycopg.Error) as error:
-            log.error("failure_not_recorded", extra=self._facts(error=clean_text(str(error), 500)))
-            return self._attempted(Outcome.UNKNOWN)
-        if row is None:
-            return self._settled_already() or self._refused("failure")
+        row = _end(self.worker, self.claim, verdict, counted="failure", move="fail", code=code, message=message)
+        if isinstance(row, Outcome):
+            return self._not_recorded(row, "failure")
         outcome = {
             DeliveryState.PENDING: Outcome.RETRY,
             DeliveryState.FAILED: Outcome.FAILED,
@@ -317,43 +280,29 @@ class _Attempt:
     def _postponed(self, unfit: InvalidArguments) -> Attempted:
         """The code changed under the row: keep it, spend nothing, and try again until the right worker is there."""
         why = f"argument {unfit.argument!r}: {unfit.problem}"
-        try:
-            row = _reported(
-                self.worker, _statements.postpone, self.claim, delay_seconds=UNFIT_SECONDS, waiting_for="arguments",
-                error_code=unfit.reason, error_message=clean_text(why),
-            )  # fmt: skip
-        except (DBAPIError, psycopg.Error) as error:
-            log.error("postponement_not_recorded", extra=self._facts(error=clean_text(str(error), 500)))
-            return self._attempted(Outcome.UNKNOWN)
-        if row is None:
-            return self._refused("failure")
+        row = _end(
+            self.worker, self.claim, Verdict(DeliveryState.PENDING, UNFIT_SECONDS), counted="snooze", move="postpone",
+            code=unfit.reason, message=why, waiting_for="arguments",
+        )  # fmt: skip
+        if isinstance(row, Outcome):
+            return self._not_recorded(row, "postponement")
         log.error("delivery_waits_for_arguments", extra=self._facts(error=clean_text(why, 500)))
         return self._attempted(Outcome.WAITING, unfit.reason, None, row["due_at"])
 
-    def _settled_already(self) -> Attempted | None:
-        """An exception (a time limit) may strike after COMMIT was sent: then the row says what this fence came to."""
-        try:
-            with self.worker.database.autocommit() as connection:
-                rows = run(connection, _statements.resolve, id=self.claim.id, lock_timeout=LOCK_TIMEOUT)
-        except (DBAPIError, psycopg.Error):
-            return None
-        if not rows or not rows[0]["fence"] == rows[0]["settled_fence"] == self.claim.fence:
-            return None
-        log.info("commit_resolved", extra=self._facts(resolved=rows[0]["state"]))
-        return self._attempted(Outcome.SENT) if rows[0]["state"] == DeliveryState.SENT else None
-
     def _interrupted(self, error: BaseException) -> Attempted:
         """The machine room refused for good: give the row back without spending an attempt."""
-        row = _release(self.worker, self.claim, "INFRASTRUCTURE", f"{type(error).__name__}: {error}")
-        if row is None:
-            return self._attempted(Outcome.UNKNOWN, "INFRASTRUCTURE")
+        row = _interrupt(self.worker, self.claim, "INFRASTRUCTURE", said(error))
+        if isinstance(row, Outcome):
+            return self._not_recorded(row, "interruption")
         dead = row["state"] == DeliveryState.DEAD
-        return self._attempted(
-            Outcome.DEAD if dead else Outcome.INTERRUPTED,
-            "INFRASTRUCTURE",
-            clean_text(str(error), 500),
-            row["due_at"],
-        )
+        outcome = Outcome.DEAD if dead else Outcome.INTERRUPTED
+        return self._attempted(outcome, "INFRASTRUCTURE", said(error), row["due_at"])
+
+    def _not_recorded(self, why: Outcome, reported: str) -> Attempted:
+        """The report did not land: the claim is lost, or the row says that it was settled after all."""
+        if why is Outcome.CLAIM_LOST:
+            return self._refused(reported)
+        return self._attempted(why)
 
     def _refused(self, reported: str) -> Attempted:
         """The fence said no: somebody else has the row. Nothing was written; one journal line tells people."""
@@ -364,7 +313,7 @@ class _Attempt:
                     connection, _statements.remark_stale,
                     **self.claim.naming, reason=f"LATE_{reported.upper()}", reported=reported,
                 )  # fmt: skip
-        except (DBAPIError, psycopg.Error):
+        except DATABASE_ERRORS:
             log.warning("stale_remark_failed", extra=self._facts(), exc_info=True)
         return self._attempted(Outcome.CLAIM_LOST, "CLAIM_LOST")
 
@@ -386,6 +335,11 @@ class _Attempt:
         }  # fmt: skip
 
 
+def _own_bound(error: BaseException) -> bool:
+    """A lock or statement time-out of the host's own, met by user code: we had put ours back, so it is a failure."""
+    return sqlstate(error) in (LOCK_TIMEOUT, CANCELED)
+
+
 class _Repeat(Exception):
     """The whole attempt must run again, at no cost to its budget."""
 
@@ -394,44 +348,61 @@ class _Repeat(Exception):
         self.cause = cause
 
 
-def _release(worker: Worker, claim: Claim, code: str, message: str) -> Row | None:
-    """Give the row back, counted as an interruption; None when it was not ours or nobody answered."""
-    delay = rescue_seconds(claim.interruptions + 1, worker.random)
-    try:
-        return _reported(
-            worker, _statements.release, claim, delay_seconds=delay,
-            error_code=clean_text(code, 100), error_message=clean_text(message),
-        )  # fmt: skip
-    except (DBAPIError, psycopg.Error):
-        log.error(
-            "release_failed",
-            extra={"row_id": claim.id, "kind": claim.kind, "fence": claim.fence},
-            exc_info=True,
-        )
-        return None
+def _interrupt(worker: Worker, claim: Claim, code: str, message: str) -> Row | Outcome:
+    """Give the row back without spending an attempt: one interruption, and dead when those are spent."""
+    count = claim.interruptions + 1
+    verdict = after_interruption(count, claim.max_interruptions, rescue_seconds(count, worker.random))
+    dead = verdict.state is DeliveryState.DEAD
+    return _end(
+        worker, claim, verdict, counted="interruption", move="release",
+        code="WORKER_LOST" if dead else code, message=message,
+    )  # fmt: skip
 
 
-def _reported(worker: Worker, statement: Statement, claim: Claim, **parameters: object) -> Row | None:
-    """Run one self-guarded statement under the fence, again when the machine room refuses; None for a lost race."""
+def _end(
+    worker: Worker, claim: Claim, verdict: Verdict, *, counted: str, move: str, code: str, message: str,
+    waiting_for: str | None = None,
+) -> Row | Outcome:  # fmt: skip
+    """
+    End the claim without success, in one self-guarded statement: state, due time, one count and a journal line.
+
+    The row as it is now; or why nothing was written: CLAIM_LOST, SENT where the commit had
+    landed after all, UNKNOWN where the database did not answer.
+    """
     doubtful = False
     for again in range(1, TRIES + 1):
         try:
             with worker.database.autocommit() as connection:
-                rows = run(connection, statement, lock_timeout=LOCK_TIMEOUT, **claim.naming, **parameters)
-                if not rows and doubtful:
-                    # An earlier try lost its answer. If this fence is settled, that try was the one that settled it.
-                    rows = [
-                        row
-                        for row in run(connection, _statements.resolve, id=claim.id, lock_timeout=LOCK_TIMEOUT)
-                        if row["fence"] == row["settled_fence"] == claim.fence
-                    ]
-            return rows[0] if rows else None
-        except (DBAPIError, psycopg.Error) as error:
+                rows = run(
+                    connection, _statements.release, **claim.naming, lock_timeout=LOCK_WAIT,
+                    to_state=verdict.state.value, delay_seconds=verdict.delay_seconds, counted=counted, move=move,
+                    error_code=clean_text(code, 100), error_message=clean_text(message), waiting_for=waiting_for,
+                )  # fmt: skip
+            if rows:
+                return rows[0]
+            break
+        except DATABASE_ERRORS as error:
             if again == TRIES or not is_infrastructure(error):
-                raise
-            doubtful = doubtful or sqlstate(error) is None
-            time.sleep(0.05 * again * (1 + worker.random()))
-    raise AssertionError("unreachable")
+                log.error(
+                    "report_not_recorded",
+                    extra={"row_id": claim.id, "kind": claim.kind, "fence": claim.fence, "error": said(error)},
+                )
+                return Outcome.UNKNOWN
+            doubtful = doubtful or answer_lost(error)
+            time.sleep(worker.pause(again))
+    # No row: somebody else has it; or an earlier try landed and lost its answer; or a time limit struck after
+    # COMMIT had been sent. The row tells them apart.
+    resolved, row = _came_to(worker, claim)
+    if resolved is not Resolved.COMMITTED or row is None:
+        return Outcome.CLAIM_LOST
+    log.info("commit_resolved", extra={"row_id": claim.id, "kind": claim.kind, "resolved": row["state"]})
+    if row["state"] == DeliveryState.SENT:
+        return Outcome.SENT
+    return row if doubtful else Outcome.CLAIM_LOST
+
+
+def _came_to(worker: Worker, claim: Claim) -> tuple[Resolved, Row | None]:
+    return resolve(worker.database, _statements.resolve, claim.id, claim.fence, LOCK_WAIT)
 
 
 def wait_for_handler(database: Database, kind: str, row_id: str) -> bool:

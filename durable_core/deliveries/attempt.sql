@@ -1,4 +1,4 @@
--- One attempt at a delivery, in the order of its life: take, keep, lock, settle; or fail, release.
+-- One attempt at a delivery, in the order of its life: take, keep, lock, settle; or release.
 
 -- name: take
 -- before: pending, due, of this kind; not held back
@@ -33,7 +33,7 @@ set state = 'processing',
     waiting_for = null
 from candidate c, clock
 where d.id = c.id
-returning d.id, d.kind, d.fence, d.attempts, d.interruptions, d.max_attempts, d.deadline_at,
+returning d.id, d.kind, d.fence, d.interruptions, d.max_attempts, d.max_interruptions, d.deadline_at,
     d.attempts - d.interruptions - d.shutdowns - d.snoozes as attempt,
     cast(d.arguments as text) as arguments
 
@@ -78,7 +78,7 @@ taken as (
         waiting_for = null
     from candidate c, clock, terms t
     where d.id = c.id and t.kind = d.kind
-    returning d.id, d.kind, d.fence, d.attempts, d.interruptions, d.max_attempts, d.deadline_at, d.due_at, d.created_at,
+    returning d.id, d.kind, d.fence, d.interruptions, d.max_attempts, d.max_interruptions, d.deadline_at, d.due_at, d.created_at,
         d.attempts - d.interruptions - d.shutdowns - d.snoozes as attempt,
         cast(d.arguments as text) as arguments
 )
@@ -134,7 +134,8 @@ select set_config('lock_timeout', :was, true) as set
 -- before: processing, or pending after a reap, under this fence, unsettled
 -- after:  nobody else can take, reap or cancel it until this transaction ends
 -- locks:  the row, first of all in its transaction and outside any savepoint; no row back means the claim is lost
-select d.state, d.state = 'pending' and d.error_code in ('CLAIM_EXPIRED', 'CHILD_LOST') as booked,
+select d.state,
+    case when d.state = 'pending' then d.error_code end as reaped_as,
     cast(pg_current_xact_id() as text) as xid
 from durable.deliveries d
 where d.id = cast(:id as uuid)
@@ -145,7 +146,7 @@ for no key update
 
 -- name: settle
 -- before: locked by `lock` in this very transaction
--- after:  sent, with its result as the receipt; the interruption that a reap booked meanwhile is taken back
+-- after:  sent, with its result as the receipt; what a reap or the parent booked for this claim is taken back
 -- locks:  the row, held already
 -- A division by zero ends the transaction when the row was not settled, so that this
 -- statement may travel in one flush with its COMMIT: an effect never commits without its receipt.
@@ -153,8 +154,10 @@ with settled as (
     update durable.deliveries d
     set state = 'sent',
         settled_fence = :fence,
-        interruptions = d.interruptions - cast(:booked as integer),
+        interruptions = d.interruptions - cast(:interruptions_booked as integer),
+        shutdowns = d.shutdowns - cast(:shutdowns_booked as integer),
         result = cast(:result as jsonb),
+        held_reason = null,
         error_code = null,
         error_message = null,
         owner = null,
@@ -169,18 +172,18 @@ with settled as (
     returning d.id, d.fence, d.attempts
 ),
 journalled as (
-    insert into durable.journal (row_id, seq, contract, move, from_state, to_state, fence, attempt)
+    insert into durable.journal (row_id, contract, move, from_state, to_state, fence, attempt)
     select s.id,
-        (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = s.id),
         'delivery', 'settle late', 'pending', 'sent', s.fence, s.attempts
     from settled s
     where cast(:late as boolean)
 )
 select 1 / count(*) as settled from settled
 
--- name: fail
+-- name: release
 -- before: processing, or pending after a reap, under this fence, unsettled
--- after:  pending and due later, or dead, or failed; the error kept; the claim settled
+-- after:  pending and due later, or failed, or dead; the error kept, the claim settled, one failure, interruption,
+--         shutdown or snooze counted; an interruption that a reap booked for the same claim is taken back
 -- locks:  the row, in a CTE before its state is judged; no row back means the claim was lost
 with bounds as materialized (
     select set_config('lock_timeout', :lock_timeout, true) as set
@@ -197,17 +200,22 @@ locked as materialized (
 clock as materialized (
     select durable.durable_now() as now from (select count(*) from locked) as after_the_lock
 ),
-failed as (
+released as (
     update durable.deliveries d
     set state = :to_state,
         settled_fence = :fence,
-        interruptions = d.interruptions
-            - case when l.state = 'pending' and l.error_code in ('CLAIM_EXPIRED', 'CHILD_LOST') then 1 else 0 end,
+        interruptions = d.interruptions + cast(:counted = 'interruption' as integer)
+            - cast(l.state = 'pending' and l.error_code in ('CLAIM_EXPIRED', 'CHILD_LOST') as integer),
+        shutdowns = d.shutdowns + cast(:counted = 'shutdown' as integer)
+            - cast(l.state = 'pending' and l.error_code = 'SHUTDOWN' as integer),
+        snoozes = d.snoozes + cast(:counted = 'snooze' as integer),
         due_at = case when :to_state = 'pending'
             then clock.now + make_interval(secs => :delay_seconds) else d.due_at end,
         hint_at = case when :to_state = 'pending'
             then clock.now + make_interval(secs => :delay_seconds) else d.hint_at end,
         finished_at = case when :to_state = 'pending' then null else clock.now end,
+        waiting_for = :waiting_for,
+        held_reason = null,
         error_code = :error_code,
         error_message = :error_message,
         owner = null,
@@ -220,121 +228,20 @@ failed as (
 ),
 journalled as (
     insert into durable.journal
-        (row_id, seq, contract, move, from_state, to_state, fence, attempt, owner, reason, facts, lease_before)
-    select f.id,
-        (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = f.id),
-        'delivery', case when f.from_state = 'pending' then 'fail late' else 'fail' end,
-        f.from_state, f.state, f.fence, f.attempts,
-        f.owner_host || ':' || f.owner_pid, cast(:error_code as text),
-        jsonb_build_object('error', cast(:error_message as text), 'due_at', f.due_at),
-        f.lease_before
-    from failed f
-)
-select f.state, f.due_at, f.fence from failed f
-
--- name: release
--- before: processing under this fence, unsettled
--- after:  pending again, an interruption counted and no attempt of the budget; dead when the interruptions are spent
--- locks:  the row, in a CTE before it is judged; no row back means somebody else has it, or it is settled
-with bounds as materialized (
-    select set_config('lock_timeout', :lock_timeout, true) as set
-),
-locked as materialized (
-    select d.id, d.interruptions, d.max_interruptions, d.lease_expires_at
-    from bounds b, durable.deliveries d
-    where d.id = cast(:id as uuid)
-      and d.fence = :fence
-      and d.settled_fence < :fence
-      and d.state = 'processing'
-    for no key update of d
-),
-clock as materialized (
-    select durable.durable_now() as now from (select count(*) from locked) as after_the_lock
-),
-released as (
-    update durable.deliveries d
-    set state = case when l.interruptions + 1 > l.max_interruptions then 'dead' else 'pending' end,
-        finished_at = case when l.interruptions + 1 > l.max_interruptions then clock.now end,
-        settled_fence = :fence,
-        interruptions = d.interruptions + 1,
-        due_at = clock.now + make_interval(secs => :delay_seconds),
-        hint_at = clock.now + make_interval(secs => :delay_seconds),
-        error_code = case when l.interruptions + 1 > l.max_interruptions then 'WORKER_LOST' else :error_code end,
-        error_message = :error_message,
-        owner = null,
-        lease_expires_at = null,
-        deadline_at = null
-    from locked l, clock
-    where d.id = l.id
-    returning d.id, d.state, d.fence, d.attempts, d.owner_host, d.owner_pid, d.due_at, d.error_code,
-        l.lease_expires_at as lease_before
-),
-journalled as (
-    insert into durable.journal
-        (row_id, seq, contract, move, from_state, to_state, fence, attempt, owner, reason, facts, lease_before)
+        (row_id, contract, move, from_state, to_state, fence, attempt, owner, reason, facts, lease_before)
     select r.id,
-        (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = r.id),
-        'delivery', 'release', 'processing', r.state, r.fence, r.attempts,
-        r.owner_host || ':' || r.owner_pid, r.error_code,
+        'delivery', cast(:move as text) || case when r.from_state = 'pending' then ' late' else '' end,
+        r.from_state, r.state, r.fence, r.attempts,
+        r.owner_host || ':' || r.owner_pid, cast(:error_code as text),
         jsonb_build_object('error', cast(:error_message as text), 'due_at', r.due_at),
         r.lease_before
     from released r
-)
-select r.state, r.due_at, r.fence from released r
-
--- name: postpone
--- before: processing under this fence, unsettled; its arguments do not fit the handler that this worker has
--- after:  pending and due later, no attempt and no interruption spent; says what it waits for
--- locks:  the row, in a CTE before it is judged; no row back means somebody else has it, or it is settled
-with bounds as materialized (
-    select set_config('lock_timeout', :lock_timeout, true) as set
-),
-locked as materialized (
-    select d.id, d.waiting_for, d.lease_expires_at
-    from bounds b, durable.deliveries d
-    where d.id = cast(:id as uuid)
-      and d.fence = :fence
-      and d.settled_fence < :fence
-      and d.state = 'processing'
-    for no key update of d
-),
-clock as materialized (
-    select durable.durable_now() as now from (select count(*) from locked) as after_the_lock
-),
-postponed as (
-    update durable.deliveries d
-    set state = 'pending',
-        settled_fence = :fence,
-        snoozes = d.snoozes + 1,
-        due_at = clock.now + make_interval(secs => :delay_seconds),
-        hint_at = clock.now + make_interval(secs => :delay_seconds),
-        waiting_for = :waiting_for,
-        error_code = :error_code,
-        error_message = :error_message,
-        owner = null,
-        lease_expires_at = null,
-        deadline_at = null
-    from locked l, clock
-    where d.id = l.id
-    returning d.id, d.state, d.fence, d.attempts, d.snoozes, d.owner_host, d.owner_pid, d.due_at,
-        l.lease_expires_at as lease_before
-),
-journalled as (
-    insert into durable.journal
-        (row_id, seq, contract, move, from_state, to_state, fence, attempt, owner, reason, facts, lease_before)
-    select p.id,
-        (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = p.id),
-        'delivery', 'postpone', 'processing', p.state, p.fence, p.attempts,
-        p.owner_host || ':' || p.owner_pid, cast(:error_code as text),
-        jsonb_build_object('error', cast(:error_message as text), 'due_at', p.due_at),
-        p.lease_before
-    from postponed p
-    -- It may be tried every minute until the right worker is deployed; the history keeps the first.
-    where not exists (
+    -- A row may be put off every minute until the right worker is deployed; the history keeps the first.
+    where cast(:move as text) <> 'postpone' or not exists (
         select from durable.journal j
-        where j.row_id = p.id and j.move = 'postpone' and j.reason = cast(:error_code as text))
+        where j.row_id = r.id and j.move = 'postpone' and j.reason = cast(:error_code as text))
 )
-select p.state, p.due_at, p.fence from postponed p
+select r.state, r.due_at from released r
 
 -- name: resolve
 -- before: a COMMIT whose answer was lost, or any doubt about who has the row
@@ -343,27 +250,24 @@ select p.state, p.due_at, p.fence from postponed p
 with bounds as materialized (
     select set_config('lock_timeout', :lock_timeout, true) as set
 )
-select d.fence, d.settled_fence, d.state, d.due_at, pg_is_in_recovery() as replica
+select d.fence, d.settled_fence, d.state, d.due_at
 from bounds b, durable.deliveries d
 where d.id = cast(:id as uuid)
 for no key update of d
 
+-- name: current
+-- The fence that refused us, for a sentence; nothing is locked.
+select d.fence from durable.deliveries d where d.id = cast(:id as uuid)
+
 -- name: remark_stale
 -- before: this fence was held once, and its report was refused
 -- after:  one journal line says what the refused owner had to report; the row is untouched
--- locks:  the row, for the number of the line
-with locked as materialized (
-    select d.id, d.state, d.fence
-    from durable.deliveries d
-    where d.id = cast(:id as uuid) and d.fence >= :fence
-    for no key update
-)
-insert into durable.journal (row_id, seq, contract, move, from_state, to_state, fence, reason, facts)
-select l.id,
-    (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = l.id),
-    'delivery', 'refused', l.state, l.state, :fence, cast(:reason as text),
-    jsonb_build_object('reported', cast(:reported as text), 'current_fence', l.fence)
-from locked l
+-- locks:  nothing: whoever has the row now may be at work in it
+insert into durable.journal (row_id, contract, move, from_state, to_state, fence, reason, facts)
+select d.id, 'delivery', 'refused', d.state, d.state, :fence, cast(:reason as text),
+    jsonb_build_object('reported', cast(:reported as text), 'current_fence', d.fence)
+from durable.deliveries d
+where d.id = cast(:id as uuid) and d.fence >= :fence
 
 -- name: wait_for_handler
 -- before: pending, hinted to a worker that does not know its kind

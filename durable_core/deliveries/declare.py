@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
@@ -230,16 +230,7 @@ class Prepared(Generic[P]):
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> New:
         """The row to be, for `enqueue_many`; nothing is written yet. Raises InvalidArguments."""
-        kind = self.kind
-        return New(
-            kind=kind.name,
-            queue=self.placement.queue or kind.queue,
-            priority=kind.priority if self.placement.priority is None else self.placement.priority,
-            placement=replace(self.placement, queue=None, priority=None),
-            arguments=kind.signature.pack(args, kwargs),
-            max_attempts=kind.max_attempts,
-            max_interruptions=kind.max_interruptions,
-        )
+        return New.of(self.kind, self.placement, self.kind.signature.pack(args, kwargs))
 
 
 registry: Registry[DeliveryKind[..., Any]] = kinds.deliveries

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Protocol, TypeAlias, Unpack
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from uuid_utils.compat import uuid7
@@ -33,9 +34,10 @@ from durable_core.deliveries.options import (
     DEFAULT_MAX_INTERRUPTIONS,
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
+    Options,
     Placement,
 )
-from durable_core.errors import IdempotencyConflict, KeyInFlight
+from durable_core.errors import DurableError, IdempotencyConflict, KeyInFlight
 from durable_core.kinds import checked_name
 from durable_core.states import DeliveryState
 
@@ -66,21 +68,63 @@ class Ref:
     state: DeliveryState = DeliveryState.PENDING
 
 
+class Defaults(Protocol):
+    """What a delivery has where its options say nothing: a declared kind, or one whose code is not here."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def queue(self) -> str: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def max_attempts(self) -> int: ...
+
+    @property
+    def max_interruptions(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """A kind whose code is not in this process."""
+
+    name: str
+    queue: str = DEFAULT_QUEUE
+    priority: int = DEFAULT_PRIORITY
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    max_interruptions: int = DEFAULT_MAX_INTERRUPTIONS
+
+
 @dataclass(frozen=True)
 class New:
-    """A row to be: checked, not yet written."""
+    """A row to be: checked, not yet written. `arguments` is their canonical text."""
 
     kind: str
     queue: str
     priority: int
-    placement: Placement
+    key: str | None
+    delay_seconds: float
+    eta: datetime | None
     arguments: str
     max_attempts: int
     max_interruptions: int
 
-    @property
-    def key(self) -> str | None:
-        return self.placement.key
+    @staticmethod
+    def of(kind: Defaults, placement: Placement, arguments: str) -> New:
+        return New(
+            kind=kind.name,
+            queue=placement.queue or kind.queue,
+            priority=kind.priority if placement.priority is None else placement.priority,
+            key=placement.key,
+            delay_seconds=placement.delay_seconds,
+            eta=placement.eta,
+            arguments=arguments,
+            max_attempts=kind.max_attempts,
+            max_interruptions=kind.max_interruptions,
+        )
 
     def row(self, row_id: str) -> dict[str, object]:
         return {
@@ -89,12 +133,12 @@ class New:
             "queue": self.queue,
             "priority": self.priority,
             "key": self.key,
-            "arguments": json.loads(self.arguments),
+            "arguments": self.arguments,
             "digest": digest(self.arguments),
             "max_attempts": self.max_attempts,
             "max_interruptions": self.max_interruptions,
-            "delay_seconds": self.placement.delay_seconds,
-            "eta": None if self.placement.eta is None else self.placement.eta.isoformat(),
+            "delay_seconds": self.delay_seconds,
+            "eta": None if self.eta is None else self.eta.isoformat(),
         }
 
     def hint(self, row_id: str) -> wakes.Hint:
@@ -102,7 +146,7 @@ class New:
 
     @property
     def due_now(self) -> bool:
-        return self.placement.delay_seconds == 0 and self.placement.eta is None
+        return self.delay_seconds == 0 and self.eta is None
 
 
 def enqueue_new(tx: Transaction, new: New) -> Ref:
@@ -140,7 +184,7 @@ async def aenqueue_many(tx: AsyncTransaction, rows: Iterable[New]) -> list[Ref]:
     return refs
 
 
-def enqueue_by_name(tx: Transaction, kind: str, arguments: Mapping[str, object], **options: Any) -> Ref:
+def enqueue_by_name(tx: Transaction, kind: str, arguments: Mapping[str, object], **options: Unpack[Options]) -> Ref:
     """
     Write a delivery of a kind whose code is not in this process.
 
@@ -150,27 +194,20 @@ def enqueue_by_name(tx: Transaction, kind: str, arguments: Mapping[str, object],
     return enqueue_new(tx, _named(kind, arguments, options))
 
 
-async def aenqueue_by_name(tx: AsyncTransaction, kind: str, arguments: Mapping[str, object], **options: Any) -> Ref:
+async def aenqueue_by_name(
+    tx: AsyncTransaction, kind: str, arguments: Mapping[str, object], **options: Unpack[Options]
+) -> Ref:
     """As `enqueue_by_name`, in an async transaction."""
     return await aenqueue_new(tx, _named(kind, arguments, options))
 
 
-def _named(kind: str, arguments: Mapping[str, object], options: Mapping[str, Any]) -> New:
+def _named(kind: str, arguments: Mapping[str, object], options: Options) -> New:
     declared = kinds.deliveries.find(kind)
     if declared is not None:
         new: New = declared.options(**options).new(**arguments)
         return new
-    name = checked_name(kind)
-    placement = Placement.of(name, options)
-    return New(
-        kind=name,
-        queue=placement.queue or DEFAULT_QUEUE,
-        priority=DEFAULT_PRIORITY if placement.priority is None else placement.priority,
-        placement=placement,
-        arguments=packed_freely(name, arguments),
-        max_attempts=DEFAULT_MAX_ATTEMPTS,
-        max_interruptions=DEFAULT_MAX_INTERRUPTIONS,
-    )
+    elsewhere = _Elsewhere(checked_name(kind))
+    return New.of(elsewhere, Placement.of(elsewhere.name, options), packed_freely(elsewhere.name, arguments))
 
 
 def _batches(rows: Iterator[New]) -> Iterator[list[New]]:
@@ -218,55 +255,73 @@ def _hints(news: list[New], refs: list[Ref]) -> list[wakes.Hint]:
     return [new.hint(ref.id) for new, ref in zip(news, refs, strict=True) if ref.created and new.due_now]
 
 
+_Name: TypeAlias = tuple[str, str]
+"""A kind and a key: one intention."""
+
+
 def _keyed(keyed: list[tuple[int, New]]) -> Steps[dict[int, Ref]]:
     """
     Insert what is new and read what was there, inside one savepoint.
 
     The insert waits for a twin that is still uncommitted, so it runs under a lock timeout of
     its own; and every refusal rolls back to the savepoint, so that it writes nothing and
-    leaves the caller's transaction as it was.
+    leaves the caller's transaction as it was. Twins within one call are one row: the first is
+    `created`, the others get it back; with other arguments they are refused before any statement.
     """
-    first: dict[tuple[str, str], New] = {}
+    wanted: dict[_Name, New] = {}
     for _, new in keyed:
-        twin = first.setdefault((new.kind, str(new.key)), new)
+        twin = wanted.setdefault((new.kind, str(new.key)), new)
         if twin.arguments != new.arguments:
-            raise IdempotencyConflict(new.kind, str(new.key), "of the same call")
-    ids = {name: str(uuid7()) for name in first}
+            raise IdempotencyConflict(new.kind, str(new.key), None)
+    new_ids = {name: str(uuid7()) for name in wanted}
     yield SAVEPOINT, {}
     try:
-        created, found = yield from _inserted_or_found(first, ids)
+        found = yield from _insert_or_find(wanted, new_ids)
     except Exception as error:
-        yield ROLLBACK_TO_SAVEPOINT, {}
+        yield from _undone(error)
         if sqlstate(error) == LOCK_TIMEOUT:
-            raise KeyInFlight(*min(first)) from None
+            raise KeyInFlight(*min(wanted), among=len(wanted)) from None
         raise
     yield RELEASE_SAVEPOINT, {}
     refs: dict[int, Ref] = {}
-    fresh = set(created)
+    told: set[_Name] = set()
     for index, new in keyed:
         name = (new.kind, str(new.key))
-        if ids[name] in created:
-            refs[index] = Ref(ids[name], new.kind, created=ids[name] in fresh)
-            fresh.discard(ids[name])
+        if name in found:
+            there = found[name]
+            refs[index] = Ref(there["id"], new.kind, created=False, state=DeliveryState(there["state"]))
         else:
-            row = found[name]
-            refs[index] = Ref(row["id"], new.kind, created=False, state=DeliveryState(row["state"]))
+            refs[index] = Ref(new_ids[name], new.kind, created=name not in told)
+            told.add(name)
     return refs
 
 
-def _inserted_or_found(
-    first: dict[tuple[str, str], New], ids: dict[tuple[str, str], str]
-) -> Steps[tuple[set[str], dict[tuple[str, str], Row]]]:
-    """The ids created and the rows found for the other keys. Raises IdempotencyConflict, KeyInFlight."""
-    rows = json.dumps([new.row(ids[name]) for name, new in first.items()])
-    created: set[str] = set()
-    found: dict[tuple[str, str], Row] = {}
-    was: str | None = None
+def _undone(error: Exception) -> Steps[None]:
+    """
+    Roll back to the savepoint and remove it, which a rollback alone does not.
+
+    A refusal promises a transaction that is alive, so there a rollback that fails is the news.
+    After any other error, such as a connection that died, the first is, and it is not hidden by a second.
+    """
+    try:
+        yield ROLLBACK_TO_SAVEPOINT, {}
+        yield RELEASE_SAVEPOINT, {}
+    except Exception:
+        if isinstance(error, DurableError) or sqlstate(error) == LOCK_TIMEOUT:
+            raise
+
+
+def _insert_or_find(wanted: dict[_Name, New], new_ids: dict[_Name, str]) -> Steps[dict[_Name, Row]]:
+    """Insert under the new ids what is free; the rows of the other names. Raises IdempotencyConflict, KeyInFlight."""
+    rows = json.dumps([new.row(new_ids[name]) for name, new in wanted.items()])
+    inserted: set[str] = set()
+    found: dict[_Name, Row] = {}
+    callers_timeout: str | None = None
     for _ in range(_TRIES_FOR_A_KEY):
         (answer,) = yield _statements.insert_keyed, {"rows": rows, "lock_timeout": KEY_WAIT}
-        was = was if was is not None else answer["was"]
-        created.update(answer["inserted"])
-        missing = [name for name in first if ids[name] not in created]
+        callers_timeout = callers_timeout if callers_timeout is not None else answer["was"]
+        inserted.update(answer["inserted"])
+        missing = [name for name in wanted if new_ids[name] not in inserted]
         # No row back from the insert: the key is there. A second statement, with a newer
         # snapshot, sees it, unless its row was deleted in between: then the insert is due again.
         found = {}
@@ -277,9 +332,10 @@ def _inserted_or_found(
         if len(found) == len(missing):
             break
     else:
-        raise KeyInFlight(*min(first))
-    yield _statements.restore_bound, {"was": was}
+        unseen = [name for name in missing if name not in found]
+        raise KeyInFlight(*min(unseen), among=len(unseen))
+    yield _statements.restore_bound, {"was": callers_timeout}
     for name, row in found.items():
-        if row["digest"] != digest(first[name].arguments):
+        if row["digest"] != digest(wanted[name].arguments):
             raise IdempotencyConflict(*name, row["id"])
-    return created, found
+    return found

@@ -1,12 +1,13 @@
 -- name: insert
 -- before: the caller's transaction is open
 -- after:  one pending row per element, which commits or vanishes with the caller's own
+-- Arguments come as text: their canonical form, whose digest stands beside them.
 insert into durable.deliveries
     (id, kind, queue, priority, key, arguments, digest, max_attempts, max_interruptions, due_at, hint_at, created_at)
-select r.id, r.kind, r.queue, r.priority, r.key, r.arguments, r.digest, r.max_attempts, r.max_interruptions,
-    due.at, due.at, clock.now
+select r.id, r.kind, r.queue, r.priority, r.key, cast(r.arguments as jsonb), r.digest,
+    r.max_attempts, r.max_interruptions, due.at, due.at, clock.now
 from jsonb_to_recordset(cast(:rows as jsonb)) as r (
-        id uuid, kind text, queue text, priority smallint, key text, arguments jsonb, digest text,
+        id uuid, kind text, queue text, priority smallint, key text, arguments text, digest text,
         max_attempts integer, max_interruptions integer, delay_seconds float8, eta timestamptz)
 cross join (select durable.durable_now() as now) as clock
 cross join lateral (
@@ -25,11 +26,11 @@ inserted as (
     insert into durable.deliveries
         (id, kind, queue, priority, key, arguments, digest, max_attempts, max_interruptions,
          due_at, hint_at, created_at)
-    select r.id, r.kind, r.queue, r.priority, r.key, r.arguments, r.digest, r.max_attempts, r.max_interruptions,
-        due.at, due.at, clock.now
+    select r.id, r.kind, r.queue, r.priority, r.key, cast(r.arguments as jsonb), r.digest,
+        r.max_attempts, r.max_interruptions, due.at, due.at, clock.now
     from bounds b
     cross join jsonb_to_recordset(cast(:rows as jsonb)) as r (
-        id uuid, kind text, queue text, priority smallint, key text, arguments jsonb, digest text,
+        id uuid, kind text, queue text, priority smallint, key text, arguments text, digest text,
         max_attempts integer, max_interruptions integer, delay_seconds float8, eta timestamptz)
     cross join (select durable.durable_now() as now) as clock
     cross join lateral (

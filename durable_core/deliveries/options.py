@@ -28,6 +28,9 @@ class Options(TypedDict, total=False):
     priority: int
 
 
+_KNOWN = Options.__optional_keys__
+
+
 @dataclass(frozen=True)
 class Placement:
     """Options, checked."""
@@ -41,10 +44,9 @@ class Placement:
     @staticmethod
     def of(kind: str, options: Mapping[str, Any]) -> Placement:
         """Raises InvalidOption, naming the option."""
-        known = {"key", "countdown", "eta", "queue", "priority"}
         for name in options:
-            if name not in known:
-                raise InvalidOption(kind, name, f"there is no such option; there are {', '.join(sorted(known))}")
+            if name not in _KNOWN:
+                raise InvalidOption(kind, name, f"there is no such option; there are {', '.join(sorted(_KNOWN))}")
         key, eta, queue, priority = (options.get(name) for name in ("key", "eta", "queue", "priority"))
         if key is not None and not (isinstance(key, str) and _is_plain(key) and 0 < len(key.encode()) <= 1000):
             raise InvalidOption(kind, "key", "a key is text of 1 to 1,000 bytes without control characters")
@@ -63,15 +65,21 @@ class Placement:
         return Placement(key, _seconds(kind, options.get("countdown", 0)), eta, queue, priority)
 
 
-QUEUE_RULE = "a queue is named with letters, digits, '_', '-' and '.', at most 100"
+SWEEPS_QUEUE = "control"
+"""Work in the sweeps' own queue would stand in the way of the rescue."""
+
+QUEUE_RULE = (
+    f"a queue is named with letters, digits, '_', '-' and '.', at most 100, and {SWEEPS_QUEUE!r} is the sweeps' own"
+)
 
 
 def is_queue(name: object) -> bool:
-    """Whether a queue's name is safe in a broker's key and a metric label."""
+    """Whether a queue's name is safe in a broker's key and a metric label, and free for work."""
     return (
         isinstance(name, str)
         and 0 < len(name) <= 100
         and name.isascii()
+        and name != SWEEPS_QUEUE
         and all(c.isalnum() or c in "_-." for c in name)
     )
 

@@ -1,10 +1,14 @@
-"""Looking at deliveries: one, a page, and what waits in each queue. Reads only, and every read is bounded."""
+"""
+Looking at deliveries: one, a page, and what waits in each queue. Reads only, and every answer is bounded.
+
+What is read to find it is not always: see `page`.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -62,17 +66,25 @@ class Delivery:
         succeeded = 1 if self.state is DeliveryState.SENT else 0
         return self.attempts - self.interruptions - self.shutdowns - self.snoozes - running - succeeded
 
-    def as_json(self) -> dict[str, Any]:
-        """The row with its instants as ISO 8601."""
+    def as_json(self, *, arguments: bool = True) -> dict[str, Any]:
+        """The row with its instants as ISO 8601 in UTC; without its payload where that is not to be shown."""
+        facts = {**asdict(self), "failures": self.failures}
+        if not arguments:
+            del facts["arguments"]
         return {
-            name: value.isoformat() if isinstance(value, datetime) else value
-            for name, value in {**asdict(self), "failures": self.failures}.items()
+            name: value.astimezone(UTC).isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else value
+            for name, value in facts.items()
         }
 
 
 @dataclass(frozen=True)
 class QueueLine:
-    """What waits in one queue; counts stop at COUNT_LIMIT."""
+    """
+    What waits and runs in one queue; counts stop at COUNT_LIMIT.
+
+    `waiting_for_handler` counts among the due rows that were read, the longest due first: of a
+    longer backlog it says nothing about the rest.
+    """
 
     queue: str
     oldest_due_at: datetime | None
@@ -111,6 +123,9 @@ def page(
     """
     At most `limit` deliveries, newest first; `after` is the last id of the page before.
 
+    The hole: a filter that no index serves, such as a key or a kind alone, reads rows until
+    the page is full, of a large table many. Nothing here ends that but the caller's own
+    statement timeout; the command line sets one.
     Raises InvalidOption for an unknown state or a limit outside 1 to 1,000.
     """
     if state is not None and state not in set(DeliveryState):

@@ -25,6 +25,7 @@ limit :limit
 
 -- name: queues
 -- One line a queue that has waiting or running work: the age of its oldest due row first.
+-- Every count reads at most the limit of its queue's rows in that state; the names of running queues read all that run.
 with recursive hop (queue) as (
     (select d.queue
      from durable.deliveries d
@@ -51,27 +52,30 @@ select n.queue,
      from durable.deliveries d
      where d.state = 'pending' and d.queue = n.queue and d.due_at <= (select durable.durable_now())
     ) as oldest_due_at,
-    (select count(*)
-     from (
-        select from durable.deliveries d
-        where d.state = 'pending' and d.queue = n.queue and d.due_at <= (select durable.durable_now())
-        limit :count_limit) as due
-    ) as due,
+    due.rows as due,
     (select count(*)
      from (
         select from durable.deliveries d
         where d.state = 'pending' and d.queue = n.queue and d.due_at > (select durable.durable_now())
         limit :count_limit) as later
     ) as later,
-    (select count(*) from durable.deliveries d where d.state = 'processing' and d.queue = n.queue) as processing,
     (select count(*)
      from (
-        select from durable.deliveries d
-        where d.state = 'pending' and d.queue = n.queue and d.due_at <= (select durable.durable_now())
-            and d.waiting_for is not null
-        limit :count_limit) as waiting
-    ) as waiting_for_handler
-from named n
+        select from durable.deliveries d where d.state = 'processing' and d.queue = n.queue
+        limit :count_limit) as running
+    ) as processing,
+    due.waiting as waiting_for_handler
+from named n,
+    lateral (
+        -- The limit first, the remark after it: else a long backlog without remarks would be read to its end.
+        select count(*) as rows, count(o.waiting_for) as waiting
+        from (
+            select d.waiting_for
+            from durable.deliveries d
+            where d.state = 'pending' and d.queue = n.queue and d.due_at <= (select durable.durable_now())
+            order by d.due_at
+            limit :count_limit) as o
+    ) as due
 order by oldest_due_at nulls last, n.queue
 
 -- name: ended

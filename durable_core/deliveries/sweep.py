@@ -7,6 +7,7 @@ import logging
 import random as random_module
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -14,10 +15,9 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from durable_core import wakes
-from durable_core.arguments import clean_text
 from durable_core.database.connections import Database
 from durable_core.database.statements import beside
-from durable_core.database.transactions import Row, is_infrastructure, run
+from durable_core.database.transactions import Row, is_infrastructure, run, said
 from durable_core.deliveries.declare import registry
 from durable_core.errors import NotInstalled
 from durable_core.retry import Backoff, Verdict, after_failure, after_interruption, rescue_seconds
@@ -74,6 +74,21 @@ def dispatch(database: Database, carrier: wakes.Carrier | None = None, cap: int 
     return carrier.publish(hints)
 
 
+@dataclass(frozen=True)
+class _Cause:
+    """Why rows are taken from an owner: the move and the code in the journal, the count, and a sentence for people."""
+
+    move: str
+    code: str
+    counted: str
+    says: str
+
+
+_FELL_SILENT = _Cause("reap", "CLAIM_EXPIRED", "interruption", "the worker that held this delivery fell silent")
+_CHILD_DIED = _Cause("release", "CHILD_LOST", "interruption", "the process that ran this delivery died")
+_SHUT_DOWN = _Cause("release", "SHUTDOWN", "shutdown", "the worker was shut down before the handler had ended")
+
+
 def reap(
     database: Database,
     *,
@@ -88,16 +103,26 @@ def reap(
     fell silent an interruption (`CLAIM_EXPIRED`, at the end of that budget `WORKER_LOST`).
     The fence stays: a late report on a row that nobody took since still lands.
     """
-    decide = _Decision(heartbeat_seconds, random)
+    wanted = {"limit": limit, "heartbeat_seconds": heartbeat_seconds}
     try:
         with database.transaction() as connection:
-            lapsed = decide.lapsed(connection, limit)
-            return decide.reap(connection, lapsed) if lapsed else 0
+            return _take_back(connection, run(connection, _statements.lapsed, **wanted), _FELL_SILENT, random)
     except (DBAPIError, psycopg.Error) as error:
         if is_infrastructure(error):
             raise
-        log.warning("reap_goes_row_by_row", exc_info=True)
-        return _reap_one_by_one(database, decide, limit)
+        log.warning("reap_goes_row_by_row", extra={"error": said(error)})
+    # One raising row must not keep the rest from rescue: a savepoint each, and the offender is held back.
+    moved = 0
+    with database.transaction() as connection:
+        for row in run(connection, _statements.lapsed, **wanted):
+            try:
+                with connection.begin_nested():
+                    moved += _take_back(connection, [row], _FELL_SILENT, random)
+            except (DBAPIError, psycopg.Error) as error:
+                if is_infrastructure(error):
+                    raise
+                _hold(connection, row, f"reap failed: {said(error)}")
+    return moved
 
 
 def holding_pids(database: Database, owner: str) -> set[int]:
@@ -112,7 +137,6 @@ def give_back(
     pids: Collection[int],
     *,
     shutdown: bool = False,
-    heartbeat_seconds: float = 8.0,
     random: Callable[[], float] = random_module.random,
 ) -> int:
     """
@@ -120,102 +144,56 @@ def give_back(
 
     Counted as `reap` counts, and once: whoever comes second finds another state. A row that
     is still locked by the dead process's backend is left for the next call, or to its lease.
-    At a `shutdown` of the worker it costs the row neither an interruption nor a delay.
+    At a `shutdown` of the worker it costs the row nothing and is due at once; only a kind
+    that may not be interrupted at all ends dead, for nobody knows what its handler had done.
     """
-    decide = _Decision(
-        heartbeat_seconds,
-        random,
-        move="release",
-        code="CHILD_LOST",
-        says="the process that ran this delivery died",
-        shutdown=shutdown,
-    )
     with database.transaction() as connection:
         owned = run(connection, _statements.owned, owner=owner, pids=list(pids))
-        return decide.reap(connection, owned) if owned else 0
+        return _take_back(connection, owned, _SHUT_DOWN if shutdown else _CHILD_DIED, random)
 
 
-def _reap_one_by_one(database: Database, decide: _Decision, limit: int) -> int:
-    """One raising row must not keep the rest from rescue: a savepoint each, and the offender is held back."""
-    moved = 0
-    with database.transaction() as connection:
-        for row in decide.lapsed(connection, limit):
-            try:
-                with connection.begin_nested():
-                    moved += decide.reap(connection, [row])
-            except (DBAPIError, psycopg.Error) as error:
-                if is_infrastructure(error):
-                    raise
-                hold(connection, str(row["id"]), f"reap failed: {error}")
-    return moved
+def _take_back(connection: Connection, rows: list[Row], cause: _Cause, random: Callable[[], float]) -> int:
+    """Move rows that are locked in this transaction; how many moved."""
+    if not rows:
+        return 0
+    verdicts = json.dumps([_verdict(row, cause, random) for row in rows])
+    moved = run(connection, _statements.reap, verdicts=verdicts, move=cause.move)
+    for row in moved:
+        facts = {"row_id": row["id"], "kind": row["kind"], "outcome": row["state"], "error_code": row["error_code"]}
+        log.warning("lease_expired" if cause is _FELL_SILENT else "claim_released", extra=facts)
+    return len(moved)
 
 
-def hold(connection: Connection, row_id: str, reason: str) -> None:
+def _verdict(row: Row, cause: _Cause, random: Callable[[], float]) -> dict[str, Any]:
+    """Where a row goes whose owner is gone, and what that counts as."""
+    kind = registry.find(row["kind"])
+    counted, code, message = cause.counted, cause.code, f"{cause.says}; its outcome is unknown"
+    if row["timed_out"]:
+        backoff = kind.backoff if kind is not None else Backoff()
+        verdict = after_failure(row["attempt"], row["max_attempts"], backoff.jittered(row["attempt"], random))
+        counted, code, message = "failure", "TIMEOUT", "the attempt was still running at its deadline"
+    elif cause is _SHUT_DOWN and row["max_interruptions"] > 0:
+        verdict = Verdict(DeliveryState.PENDING)  # a deploy costs nothing: no attempt, no delay, no limit
+    else:
+        counted, count = "interruption", row["interruptions"] + 1
+        verdict = after_interruption(count, row["max_interruptions"], rescue_seconds(count, random))
+        code = "WORKER_LOST" if verdict.state is DeliveryState.DEAD else code
+    return {
+        "id": str(row["id"]), "fence": row["fence"], "state": verdict.state.value,
+        "delay_seconds": verdict.delay_seconds, "counted": counted,
+        "error_code": code, "error_message": message,
+    }  # fmt: skip
+
+
+def _hold(connection: Connection, row: Row, reason: str) -> None:
     """Keep a row where it is and out of every sweep, with the reason, until an operator releases it."""
-    log.error("row_held", extra={"row_id": row_id, "error": clean_text(reason, 500)})
+    facts = {"row_id": str(row["id"]), "error": reason}
+    log.error("row_held", extra=facts)
     try:
         with connection.begin_nested():
-            run(connection, _statements.hold, id=row_id, reason=clean_text(reason, 500))
+            run(connection, _statements.hold, id=row["id"], fence=row["fence"], reason=reason)
     except (DBAPIError, psycopg.Error):
-        log.error("row_not_held", extra={"row_id": row_id}, exc_info=True)
-
-
-class _Decision:
-    """What a lapsed lease means for each row."""
-
-    def __init__(
-        self,
-        heartbeat_seconds: float,
-        random: Callable[[], float],
-        *,
-        move: str = "reap",
-        code: str = "CLAIM_EXPIRED",
-        says: str = "the worker that held this delivery fell silent",
-        shutdown: bool = False,
-    ) -> None:
-        self.heartbeat_seconds, self.random, self.shutdown = heartbeat_seconds, random, shutdown
-        self.move, self.code, self.says = move, code, says
-
-    def lapsed(self, connection: Connection, limit: int) -> list[Row]:
-        return run(connection, _statements.lapsed, limit=limit, heartbeat_seconds=self.heartbeat_seconds)
-
-    def reap(self, connection: Connection, lapsed: list[Row]) -> int:
-        verdicts = json.dumps([self._verdict(row) for row in lapsed])
-        reaped = run(connection, _statements.reap, verdicts=verdicts, move=self.move)
-        for row in reaped:
-            log.warning(
-                "lease_expired" if self.move == "reap" else "claim_released",
-                extra={
-                    "row_id": row["id"],
-                    "kind": row["kind"],
-                    "outcome": row["state"],
-                    "error_code": row["error_code"],
-                },
-            )
-        return len(reaped)
-
-    def _verdict(self, row: Row) -> dict[str, Any]:
-        kind = registry.find(row["kind"])
-        if row["timed_out"]:
-            backoff = kind.backoff if kind is not None else Backoff()
-            verdict = after_failure(row["attempt"], row["max_attempts"], backoff.jittered(row["attempt"], self.random))
-            counted, code, message = "failure", "TIMEOUT", "the attempt was still running at its deadline"
-        elif self.shutdown:
-            # A deploy costs nothing: no attempt, no delay, no limit.
-            verdict, counted, code = Verdict(DeliveryState.PENDING), "shutdown", "SHUTDOWN"
-            message = "the worker was shut down before the handler had ended; its outcome is unknown"
-        else:
-            counted, interruptions = "interruption", row["interruptions"] + 1
-            verdict = after_interruption(
-                interruptions, row["max_interruptions"], rescue_seconds(interruptions, self.random)
-            )
-            code = self.code if verdict.state is DeliveryState.PENDING else "WORKER_LOST"
-            message = f"{self.says}; its outcome is unknown"
-        return {
-            "id": str(row["id"]), "fence": row["fence"], "state": verdict.state.value,
-            "delay_seconds": verdict.delay_seconds, "counted": counted,
-            "error_code": code, "error_message": message,
-        }  # fmt: skip
+        log.error("row_not_held", extra=facts, exc_info=True)
 
 
 def prune(database: Database, *, retention_seconds: float = RETENTION_SECONDS, limit: int = PRUNE_LIMIT) -> int:

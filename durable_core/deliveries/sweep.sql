@@ -43,6 +43,7 @@ picked as materialized (
         ) as window_of_due
     ) as due
     cross join lateral (
+        -- Neither claimed nor hinted by dispatch yet: this hint may go by the row's own id.
         select d.id, d.attempts = 0 and d.hint_at = d.due_at as first
         from durable.deliveries d
         where d.state = 'pending' and d.queue = q.queue and d.hint_at <= (select durable.durable_now())
@@ -146,25 +147,34 @@ reaped as (
     from verdict v, clock,
         lateral (select b.lease_expires_at from durable.deliveries b where b.id = v.id) as before
     where d.id = v.id and d.fence = v.fence and d.state = 'processing'
-    returning d.id, d.kind, d.queue, d.state, d.fence, d.attempts, d.owner_host, d.owner_pid, d.due_at,
+    returning d.id, d.kind, d.state, d.fence, d.attempts, d.owner_host, d.owner_pid, d.due_at,
         d.error_code, before.lease_expires_at as lease_before
 ),
 journalled as (
     insert into durable.journal
-        (row_id, seq, contract, move, from_state, to_state, fence, attempt, owner, reason, facts, lease_before)
+        (row_id, contract, move, from_state, to_state, fence, attempt, owner, reason, facts, lease_before)
     select r.id,
-        (select coalesce(max(j.seq), 0) + 1 from durable.journal j where j.row_id = r.id),
         'delivery', cast(:move as text), 'processing', r.state, r.fence, r.attempts,
         r.owner_host || ':' || r.owner_pid, r.error_code, jsonb_build_object('due_at', r.due_at),
         r.lease_before
     from reaped r
 )
-select cast(r.id as text) as id, r.kind, r.queue, r.state, r.error_code from reaped r
+select cast(r.id as text) as id, r.kind, r.state, r.error_code from reaped r
 
 -- name: hold
--- before: a sweep failed on this row
--- after:  it stays where it is, says why, and is skipped until released
-update durable.deliveries d set held_reason = :reason where d.id = cast(:id as uuid) returning d.id
+-- before: processing under this fence, and a sweep failed on it
+-- after:  it stays where it is, says why, and no sweep touches it until its owner reports or an operator releases it
+-- locks:  the row
+with held as (
+    update durable.deliveries d
+    set held_reason = :reason
+    where d.id = cast(:id as uuid) and d.fence = :fence and d.state = 'processing' and d.held_reason is null
+    returning d.id, d.state, d.fence, d.attempts
+)
+insert into durable.journal (row_id, contract, move, from_state, to_state, fence, attempt, reason)
+select h.id,
+    'delivery', 'hold', h.state, h.state, h.fence, h.attempts, cast(:reason as text)
+from held h
 
 -- name: prune
 -- before: sent, canceled or expired, longer ago than the retention

@@ -15,9 +15,11 @@ from functools import partial
 import redis
 from sqlalchemy import Engine
 
+from durable_core.database.environment import REDIS_VARIABLE
 from durable_core.database.statements import Statement, beside
 from durable_core.database.transactions import Row, run
 from durable_core.demo.processes import Process
+from durable_core.errors import DurableError
 
 _statements = beside(__file__)
 
@@ -203,12 +205,14 @@ def planned(kills: int, freezes: int, flushes: int, rng: random.Random) -> list[
     return plan
 
 
-class RedisInUse(Exception):
+class RedisInUse(DurableError):
     """The Redis that was named holds something, and the demo would empty it."""
+
+    reason = "REDIS_IN_USE"
 
     def __str__(self) -> str:
         return (
-            "the Redis database that DURABLE_REDIS_URL names is not empty, "
+            f"the Redis database that {REDIS_VARIABLE} names is not empty, "
             "and the demo empties it: name an empty one, such as …/9, or unset the variable."
         )
 

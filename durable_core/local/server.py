@@ -23,12 +23,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from durable_core.errors import DurableError
+
 READY_WITHIN = 60.0  # seconds; half a second is usual, a crowded machine or a crash recovery takes longer
 LOOK_EVERY = 0.02
 
 
-class LocalServicesError(Exception):
+class LocalServicesError(DurableError):
     """A local server could not be found, started or owned; the message is one sentence for the user."""
+
+    reason: ClassVar[str] = "LOCAL_SERVICES"
 
 
 @dataclass(frozen=True)

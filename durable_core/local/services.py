@@ -7,11 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from durable_core.database.environment import DATABASE_VARIABLE, REDIS_VARIABLE
 from durable_core.local.postgres import Postgres
 from durable_core.local.valkey import Valkey
-
-DATABASE_VARIABLE = "DURABLE_DATABASE_URL"
-REDIS_VARIABLE = "DURABLE_REDIS_URL"
 
 
 @dataclass(frozen=True)

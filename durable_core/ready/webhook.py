@@ -166,9 +166,10 @@ def _verdict(response: httpx.Response, sentence: str) -> dict[str, Any]:
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """
-    Seconds to wait as `Retry-After` says, 1 s to an hour; None where it says nothing that can be read.
+    Seconds to wait as `Retry-After` says, 1 s to an hour; None leaves it to the kind's back-off.
 
-    A date is compared with the receiver's own `Date`, so that no clock of ours matters.
+    A date is compared with the answer's own `Date`. Without one it says nothing: only a
+    clock of ours could read it, and those do not matter.
     """
     asked = headers.get("retry-after", "").strip()
     if asked.isascii() and asked.isdigit():
@@ -176,9 +177,9 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     else:
         try:
             then = parsedate_to_datetime(asked)
-            now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)
+            now = parsedate_to_datetime(headers["date"])
             seconds = (_aware(then) - _aware(now)).total_seconds()
-        except (ValueError, TypeError, IndexError, OverflowError):
+        except (KeyError, ValueError, TypeError, IndexError, OverflowError):
             return None
     return min(max(seconds, SHORTEST_RETRY_AFTER), LONGEST_RETRY_AFTER)
 

@@ -5,9 +5,12 @@ import os
 from celery import Celery
 
 from durable_core.celery_binding import install
+from durable_core.celery_binding.transport import guarded
 from tests.celery import shop
 
 kinds = shop.Shop(without=os.environ.get("SHOP_WITHOUT", "").split(","))
-app = Celery("shop", broker=os.environ["CELERY_BROKER_URL"])
+# Celery lets this variable win over the app's own setting, so the guard has to be in it.
+os.environ["CELERY_BROKER_URL"] = guarded(os.environ["CELERY_BROKER_URL"])
+app = Celery("shop")
 shop.configure(app)
 durable = install(app)

@@ -3,6 +3,8 @@
 import base64
 import contextlib
 import json
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -157,6 +159,94 @@ def test_a_hint_carries_no_more_than_a_kind_an_id_and_its_attempt(valkey: redis.
     assert json.loads(base64.b64decode(sent["body"]))[:2] == [[], {"id": hint.id}]
     assert sent["headers"]["id"] == hint.id
     assert sent["headers"]["kwargsrepr"] == repr({"kind": "mail.send", "id": hint.id, "attempt": 2})
+
+
+def connections_made(valkey: redis.Redis) -> int:
+    stats: Any = valkey.info("stats")
+    return int(stats["total_connections_received"])
+
+
+def hint(queue: str = "mail") -> Hint:
+    return Hint("mail.send", str(uuid.uuid4()), queue, 5)
+
+
+def test_a_thread_that_asks_and_publishes_again_and_again_keeps_one_connection(
+    valkey: redis.Redis, services: Addresses
+) -> None:
+    carrier = CeleryCarrier(Celery("producer", broker=guarded(services.redis_url)))
+    assert carrier.depths(["mail"]) == {"mail": 0}
+    before = connections_made(valkey)
+
+    for published in range(10):
+        assert carrier.depths(["mail"]) == {"mail": published}
+        carrier.publish([hint()])
+
+    assert connections_made(valkey) == before
+
+
+def test_a_connection_that_the_broker_closed_is_replaced(valkey: redis.Redis, services: Addresses) -> None:
+    carrier = CeleryCarrier(Celery("producer", broker=guarded(services.redis_url)))
+    for asked in range(3):
+        assert carrier.depths(["mail"]) == {"mail": asked}
+        valkey.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        assert carrier.publish([hint()]) == 1
+
+
+def test_after_an_error_the_next_publish_has_a_connection_of_its_own(valkey: redis.Redis, services: Addresses) -> None:
+    carrier = CeleryCarrier(Celery("producer", broker=guarded(services.redis_url)))
+    carrier.publish([hint()])
+    before = connections_made(valkey)
+
+    with pytest.raises(LookupError):
+        carrier.publish(one_and_then_an_error())
+    carrier.publish([hint()])
+
+    assert connections_made(valkey) > before
+    assert carrier.depths(["mail"])["mail"] in (2, 3), "what went before the error may have gone out"
+
+
+def one_and_then_an_error() -> Iterator[Hint]:
+    yield hint()
+    raise LookupError
+
+
+PARENT_AND_CHILD = """
+import os, sys, uuid
+from celery import Celery
+from durable_core.celery_binding.publish import CeleryCarrier
+from durable_core.celery_binding import transport
+from durable_core.wakes import Hint
+
+transport.register()
+carrier = CeleryCarrier(Celery("producer", broker=transport.guarded(sys.argv[1])))
+hint = lambda: Hint("mail.send", str(uuid.uuid4()), "mail", 0)
+carrier.publish([hint()])
+child = os.fork()
+for _ in range(50):
+    carrier.publish([hint()])
+    assert carrier.depths(["mail"])["mail"] > 0
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_does_not_speak_on_its_parents_connection(valkey: redis.Redis, services: Addresses) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", PARENT_AND_CHILD, services.redis_url],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert valkey.llen("durable.mail") == 101
+
+
+def test_many_hints_reach_their_own_queues_in_order(valkey: redis.Redis, services: Addresses) -> None:
+    hints = [Hint("mail.send", str(uuid.uuid4()), ("mail", "web")[n % 2], 0) for n in range(250)]
+    CeleryCarrier(Celery("producer", broker=guarded(services.redis_url))).publish(hints)
+
+    for queue in ("mail", "web"):
+        lying = [json.loads(item)["headers"]["id"] for item in valkey.lrange(f"durable.{queue}", 0, -1)]
+        assert lying[::-1] == [hint.id for hint in hints if hint.queue == queue]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
+from durable_core import enqueue_by_name
+from durable_core.arguments import Signature
 from durable_core.claims.journal import Line
 from durable_core.deliveries.attempt import Worker, perform
 from durable_core.deliveries.declare import DeliveryKind, Step
@@ -89,6 +91,59 @@ def test_every_state_has_its_sentence(durable: Run, make: Callable[..., Made], s
     assert seen["why"].endswith(".")
 
 
+@pytest.fixture
+def hold(engine: Engine) -> Callable[[str], None]:
+    """Hold a row back, as a sweep does that failed on it."""
+
+    def _hold(row_id: str) -> None:
+        with engine.begin() as connection:
+            held = text("update durable.deliveries set held_reason = 'P0001: stumbled' where id = cast(:id as uuid)")
+            connection.execute(held, {"id": row_id})
+
+    return _hold
+
+
+@pytest.mark.parametrize("state", ["pending", "processing"])
+def test_a_held_row_says_that_first_and_how_it_is_released(
+    durable: Run, make: Callable[..., Made], hold: Callable[[str], None], clock: MovableClock, state: str
+) -> None:
+    made = make(state=state)
+    hold(made.id)
+    clock.advance(seconds=40)  # lapsed or due: neither is what it waits for
+
+    seen = value_of(durable("deliveries", "show", made.id, "--json"))
+    assert seen["why"] == (
+        "held back by a sweep that failed on it (P0001: stumbled); "
+        f"release it with `durable deliveries release {made.id}`."
+    )
+    told = durable("deliveries", "show", made.id).stdout.splitlines()
+    assert [line.split(None, 1)[1] for line in told if line.startswith("held")] == ["P0001: stumbled"]
+
+
+def test_a_row_that_ended_tells_its_end_though_it_was_held(
+    durable: Run, make: Callable[..., Made], hold: Callable[[str], None]
+) -> None:
+    made = make(state="sent")
+    hold(made.id)
+    assert value_of(durable("deliveries", "show", made.id, "--json"))["why"].startswith("done")
+
+
+def test_a_row_whose_arguments_do_not_fit_says_what_to_deploy(
+    durable: Run, declare: Callable[..., DeliveryKind[..., Any]], worker: Worker, engine: Engine
+) -> None:
+    def takes_a_name(step: Step, name: str) -> None: ...
+
+    kind = declare(takes_a_name)
+    with engine.begin() as connection:
+        made = enqueue_by_name(connection, kind.name, {"name": "Ann"})
+    kind.signature = Signature(kind.name, lambda step: None)
+    perform(worker, kind, made.id)
+
+    why = value_of(durable("deliveries", "show", made.id, "--json"))["why"]
+    assert why.startswith("its arguments do not fit")
+    assert "deploy the code that fits" in why
+
+
 def test_a_lapsed_lease_and_a_row_not_yet_due_say_so(
     durable: Run, make: Callable[..., Made], clock: MovableClock
 ) -> None:
@@ -159,9 +214,58 @@ def test_a_dry_run_foresees_and_changes_nothing(
     assert row(dead.id).state == "dead"
 
 
+@pytest.mark.parametrize("act", ["redrive", "release"])
 @pytest.mark.parametrize("line", [("--by", "dana"), ("--reason", "why"), ("--by", " ", "--reason", "why")])
-def test_who_and_why_are_required(durable: Run, line: tuple[str, ...]) -> None:
-    assert durable("deliveries", "redrive", NOBODY, *line, "--yes").exit_code == 2
+def test_who_and_why_are_required(durable: Run, act: str, line: tuple[str, ...]) -> None:
+    assert durable("deliveries", act, NOBODY, *line, "--yes").exit_code == 2
+
+
+def test_a_release_lets_go_of_held_rows_alone_and_records_who_and_why(
+    durable: Run, make: Callable[..., Made], hold: Callable[[str], None], row: Callable[[str], Delivery],
+    lines: Callable[[str], list[Line]],
+) -> None:  # fmt: skip
+    held, free = make(), make()
+    hold(held.id)
+
+    foreseen = durable("deliveries", "release", held.id, free.id, *SAID, "--dry-run", "--json")
+    assert row(held.id).held_reason is not None
+    result = durable("deliveries", "release", held.id, free.id, NOBODY, *SAID, "--yes", "--json")
+
+    assert (foreseen.exit_code, result.exit_code) == (5, 5)
+    outcomes = {one["id"]: one["outcome"] for one in value_of(result)["deliveries"]}
+    assert outcomes == {held.id: "released", free.id: "refused", NOBODY: "not found"}
+    assert {one["id"]: one["outcome"] for one in value_of(foreseen)["deliveries"]} == {
+        held.id: "would be released", free.id: "refused",
+    }  # fmt: skip
+    assert (row(held.id).state, row(held.id).held_reason) == ("pending", None)
+    last = lines(held.id)[-1]
+    assert (last.move, last.by, last.reason) == ("unhold", "dana", "the printer is back")
+
+
+def test_a_row_that_somebody_is_at_work_on_is_refused_and_not_waited_for(
+    durable: Run, make: Callable[..., Made], other_engine: Engine
+) -> None:
+    busy, dead = make(state="dead"), make(state="dead")
+    with other_engine.begin() as connection:
+        connection.execute(
+            text("select from durable.deliveries where id = cast(:id as uuid) for update"), {"id": busy.id}
+        )
+        result = durable("deliveries", "redrive", busy.id, dead.id, *SAID, "--yes", "--json")
+    assert result.exit_code == 5
+    outcomes = {one["id"]: (one["outcome"], one["message"] or "") for one in value_of(result)["deliveries"]}
+    assert outcomes[dead.id] == ("redriven", "")
+    assert outcomes[busy.id][0] == "refused"
+    assert "at work on it" in outcomes[busy.id][1]
+
+
+def test_what_is_foreseen_is_refused_in_the_words_of_the_act_itself(durable: Run, make: Callable[..., Made]) -> None:
+    made = make()
+    for act in ("redrive", "release"):
+        foreseen, done = (
+            value_of(durable("deliveries", act, made.id, *SAID, how, "--json"))["deliveries"]
+            for how in ("--dry-run", "--yes")
+        )
+        assert foreseen == done
 
 
 def test_without_a_terminal_it_does_not_ask(engine: Engine, make: Callable[..., Made]) -> None:

@@ -1,12 +1,17 @@
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from click.testing import Result
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from durable_core.cli import status as status_room
 from durable_core.cli.status import counted, is_late
+from durable_core.database import migrate
+from durable_core.database.connections import Database
+from durable_core.deliveries.attempt import wait_for_handler
+from durable_core.deliveries.declare import DeliveryKind
 from durable_core.deliveries.read import COUNT_LIMIT
 from durable_core.testing import Made, MovableClock
 from tests.cli.conftest import value_of
@@ -122,6 +127,63 @@ def test_a_check_fails_when_no_sweep_ever_began(durable: Run) -> None:
     late = {line["name"] for line in value_of(result)["sweeps"] if line["late"]}
     # Beat first runs the hourly sweep an hour after its start: that is not late yet.
     assert late == {"dispatch", "reap"}
+
+
+def test_a_check_fails_when_the_last_run_of_a_sweep_ended_with_an_error(
+    durable: Run, engine: Engine, all_swept: None
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("update durable.loops set error = 'DataError: no' where name = 'reap'"))
+
+    result = durable("status", "--check", "--json")
+
+    assert result.exit_code == 6
+    assert value_of(result)["healthy"] is False
+    assert value_of(result)["problems"] == ["sweep reap failed: DataError: no"]
+    assert "unhealthy: sweep reap failed" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("status", "--json"),
+        ("deliveries", "redrive", "ID", "--by", "dana", "--reason", "why", "--yes"),
+        ("deliveries", "redrive", "ID", "--by", "dana", "--reason", "why", "--dry-run"),
+    ],
+    ids=["status", "redrive", "a dry run"],
+)
+def test_the_schema_is_checked_once(
+    durable: Run, make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...]
+) -> None:
+    asked: list[Connection] = []
+    found = migrate.found
+
+    def counting(connection: Connection) -> str | None:
+        asked.append(connection)
+        return found(connection)
+
+    monkeypatch.setattr(migrate, "found", counting)
+    dead = make(state="dead").id
+    assert durable(*(dead if word == "ID" else word for word in line)).exit_code == 0
+    assert len(asked) == 1
+
+
+def test_counts_read_no_more_rows_than_the_limit(
+    durable: Run, declare: Callable[..., DeliveryKind[..., Any]], make: Callable[..., Made], database: Database,
+    clock: MovableClock, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A remark on a row behind the limit is not looked for."""
+    monkeypatch.setattr("durable_core.deliveries.read.COUNT_LIMIT", 2)
+    kind = declare()
+    for _ in range(3):
+        make(kind, state="processing")
+        clock.advance(seconds=1)
+        last_due = make(kind)
+    assert wait_for_handler(database, kind.name, last_due.id)
+
+    (queue,) = value_of(durable("status", "--json"))["queues"]
+
+    assert (queue["processing"], queue["due"], queue["waiting_for_handler"]) == (2, 2, 0)
 
 
 def test_late_is_more_than_three_intervals() -> None:

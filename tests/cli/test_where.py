@@ -9,6 +9,7 @@ import pytest
 from click.testing import Result
 from sqlalchemy import Engine, text
 
+from durable_core.database.migrate import newest
 from durable_core.local.services import Addresses
 from durable_core.testing import create_database, drop_database
 from tests.cli.conftest import error_of, process, value_of
@@ -164,7 +165,8 @@ def test_a_read_cannot_write_and_ends_within_its_time(engine: Engine) -> None:
     from durable_core.cli.database import reading
     from durable_core.database.connections import Database
 
-    with reading(Database(engine)) as connection:
+    with reading(Database(engine)) as (connection, revision):
+        assert revision == newest()
         assert connection.scalar(text("show transaction_read_only")) == "on"
         assert connection.scalar(text("show statement_timeout")) == "5s"
     with engine.connect() as connection:

@@ -1,6 +1,8 @@
 """What comes of an attempt: the receipt, the failed attempt, the row given back."""
 
+import asyncio
 import logging
+import os
 import time
 from datetime import timedelta
 from random import Random
@@ -327,13 +329,88 @@ def test_an_exit_gives_back_the_rest_of_the_batch_too(worker, declare, make, row
 
 
 def test_a_time_limit_is_a_failure_with_the_code_timeout(worker, declare, make, row):
-    def handler(step):
-        raise TimeoutError
+    class OutOfTime(Exception):
+        pass
 
+    def handler(step):
+        raise OutOfTime
+
+    worker.time_limits = (OutOfTime,)
     kind = declare(handler)
     made = make(kind)
     assert perform(worker, kind, made.id).outcome is Outcome.RETRY
     assert (row(made.id).error_code, row(made.id).failures) == ("TIMEOUT", 1)
+
+
+def test_a_time_out_of_the_handlers_own_is_no_time_limit(worker, declare, make, row):
+    def handler(step):
+        raise TimeoutError("the other side was slow")
+
+    kind = declare(handler)
+    made = make(kind)
+    assert perform(worker, kind, made.id).outcome is Outcome.RETRY
+    assert row(made.id).error_code == "WORKER_ERROR"
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, type("Weird", (BaseException,), {})])
+def test_a_base_exception_that_ends_no_process_is_a_failed_attempt(worker, declare, make, row, raised):
+    def handler(step):
+        record(step.session, step)
+        raise raised("oops")
+
+    kind = declare(handler)
+    made = make(kind)
+    assert perform(worker, kind, made.id).outcome is Outcome.RETRY
+    assert (row(made.id).error_code, row(made.id).failures) == ("WORKER_ERROR", 1)
+
+
+def test_a_kind_that_may_not_be_interrupted_is_not_run_twice_when_the_database_refuses_its_work(
+    worker, declare, make, row
+):
+    """Its external call may have happened: at most once means at most once."""
+    calls = []
+
+    def handler(step):
+        calls.append(1)
+        step.session.execute(text("select pg_terminate_backend(pg_backend_pid())"))
+
+    kind = declare(handler, max_attempts=1, max_interruptions=0)
+    made = make(kind)
+    assert perform(worker, kind, made.id).outcome is Outcome.DEAD
+    assert len(calls) == 1
+    assert (row(made.id).state, row(made.id).error_code) == ("dead", "WORKER_LOST")
+
+
+def test_a_statement_time_out_of_the_hosts_own_is_the_handlers_failure(worker, declare, make, row):
+    calls = []
+
+    def handler(step):
+        calls.append(1)
+        step.session.execute(text("set local statement_timeout = '20ms'"))
+        step.session.execute(text("select pg_sleep(5)"))
+
+    kind = declare(handler)
+    made = make(kind)
+    assert perform(worker, kind, made.id).outcome is Outcome.RETRY
+    assert (len(calls), row(made.id).failures) == (1, 1)
+
+
+def test_a_child_that_the_handler_forked_gives_nothing_back(worker, declare, make, row):
+    def handler(step):
+        child = os.fork()
+        if child == 0:
+            raise SystemExit(0)
+        os.waitpid(child, 0)
+        return "the parent's"
+
+    kind = declare(handler)
+    made = make(kind)
+    try:
+        done = perform(worker, kind, made.id)
+    except SystemExit:
+        os._exit(0)  # the child: nothing of pytest's is its own
+    assert done.outcome is Outcome.SENT
+    assert (row(made.id).result, row(made.id).interruptions) == ("the parent's", 0)
 
 
 @pytest.mark.spec("deliveries", 8)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import durable_core
@@ -21,6 +22,7 @@ from durable_core import (
     enqueue_many,
     wakes,
 )
+from durable_core.database.transactions import sqlstate
 
 DOORS = ["Session", "scoped_session", "Connection", "psycopg"]
 
@@ -115,6 +117,27 @@ def test_a_duplicate_key_gives_the_first_row_back_and_poisons_nothing(engine, ki
     assert count(engine) == 1
     with engine.connect() as tx:
         assert tx.scalar(text("select count(*) from effects")) == 1
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_refused_key_leaves_no_savepoint_behind(engine, kind, door, name):
+    with door(name) as (tx, _, rollback):
+        kind.options(key="k").enqueue(tx, 1)
+        with pytest.raises(IdempotencyConflict):
+            kind.options(key="k").enqueue(tx, 2)
+        with pytest.raises((DBAPIError, psycopg.Error)) as missing:
+            execute(tx, "release savepoint durable_enqueue")
+        assert sqlstate(missing.value) == "3B001"
+        rollback()
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_arguments_are_stored_as_the_json_they_are(engine, declare, row, key):
+    value = {"quoted": 'a"b\\c', "lines": "1\n2", "far": "\N{GRINNING FACE}", "n": [1, 1.0, -0.5, None, True], "": {}}
+    kind = declare(lambda step, value: None)
+    with engine.begin() as tx:
+        ref = kind.options(key=key).enqueue(tx, value)
+    assert row(ref.id).arguments == {"value": value}
 
 
 @pytest.mark.parametrize("name", DOORS)
@@ -220,8 +243,9 @@ def test_a_key_twice_in_one_call_is_one_row(engine, kind):
         refs = enqueue_many(tx, [kind.options(key="k").new(1), kind.options(key="k").new(1)])
     assert [ref.created for ref in refs] == [True, False]
     assert refs[0].id == refs[1].id
-    with engine.begin() as tx, pytest.raises(IdempotencyConflict):
+    with engine.begin() as tx, pytest.raises(IdempotencyConflict, match="'q' is given twice in this call") as conflict:
         enqueue_many(tx, [kind.options(key="q").new(1), kind.options(key="q").new(2)])
+    assert conflict.value.row_id is None, "no row has it"
     assert count(engine) == 1
 
 
@@ -303,7 +327,8 @@ def test_options_decide_queue_priority_and_due_time(engine, kind, row, clock):
         ({"eta": datetime(2030, 1, 1, tzinfo=UTC), "countdown": 1}, "eta"),
         ({"priority": 10}, "priority"), ({"priority": -1}, "priority"), ({"priority": True}, "priority"),
         ({"priority": 1.0}, "priority"), ({"queue": ""}, "queue"), ({"queue": "a b"}, "queue"),
-        ({"queue": "é"}, "queue"), ({"queue": "q" * 101}, "queue"), ({"key": ""}, "key"), ({"key": 5}, "key"),
+        ({"queue": "é"}, "queue"), ({"queue": "q" * 101}, "queue"),
+        ({"queue": "control"}, "queue"), ({"key": ""}, "key"), ({"key": 5}, "key"),
         ({"key": "a\x00b"}, "key"), ({"key": "\ud800"}, "key"), ({"key": "k" * 1001}, "key"),
     ],
     ids=lambda value: str(value)[:40].encode("ascii", "replace").decode(),
@@ -417,9 +442,19 @@ def test_without_a_carrier_nothing_is_remembered(kind, engine, carrier):
 
 def test_many_hints_of_one_transaction_are_kept_within_bounds(kind, engine, carrier):
     with Session(engine) as session:
-        enqueue_many(session, (kind.options().new(n) for n in range(1500)))
+        refs = enqueue_many(session, (kind.options().new(n) for n in range(1500)))
         session.commit()
-    assert len(carrier.offered) == 1000
+    assert [hint.id for hint in carrier.offered] == [ref.id for ref in refs[500:]], "the newest"
+
+
+def test_hints_that_nobody_woke_for_do_not_keep_out_the_newest(kind, engine, carrier):
+    with engine.connect() as tx:
+        enqueue_many(tx, (kind.options().new(n) for n in range(1000)))
+        tx.rollback()
+        ref = kind.enqueue(tx, 1)
+        tx.commit()
+    durable_core.wake()
+    assert carrier.offered[-1].id == ref.id
 
 
 # --- reading ----------------------------------------------------------------------------------------

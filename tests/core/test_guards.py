@@ -171,11 +171,11 @@ def test_a_row_that_contradicts_itself_is_refused_by_a_named_constraint(conn, ma
 # --- the journal -----------------------------------------------------------------------------------
 
 LINE = """
-    insert into durable.journal (row_id, seq, contract, move, fence) values (:id, :seq, 'delivery', 'note', 0)"""
+    insert into durable.journal (row_id, contract, move, fence) values (:id, 'delivery', 'note', 0)"""
 
 
 def test_the_journal_takes_no_update(conn, make):
-    conn.execute(text(LINE), {"id": make().id, "seq": 1})
+    conn.execute(text(LINE), {"id": make().id})
     code, sentence = refused(conn, "update durable.journal set reason = 'rewritten'")
     assert (code, "append only" in sentence) == ("55000", True)
 
@@ -183,7 +183,7 @@ def test_the_journal_takes_no_update(conn, make):
 def test_a_line_stays_while_its_row_lives_and_may_go_with_it(conn, make):
     alive, gone = make(), make(state="sent")
     for made in (alive, gone):
-        conn.execute(text(LINE), {"id": made.id, "seq": 1})
+        conn.execute(text(LINE), {"id": made.id})
     assert "stays while its row lives" in refused(conn, "delete from durable.journal")[1]
     conn.execute(text("delete from durable.deliveries where id = :id"), {"id": gone.id})
     assert conn.execute(text("delete from durable.journal where row_id = :id"), {"id": gone.id}).rowcount == 1

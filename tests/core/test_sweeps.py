@@ -6,14 +6,13 @@ import pytest
 from sqlalchemy import text
 
 from durable_core import deliveries, wakes
-from durable_core.claims.claim import Holder
 from durable_core.deliveries import sweep
 from durable_core.deliveries.attempt import perform
 from durable_core.deliveries.enqueue import enqueue_many
 from durable_core.errors import NotInstalled
 from durable_core.sweeps import PATIENCE_SECONDS, SWEEPS, Bounds, Sweep, loops, named, run_sweep
 
-BOUNDS = Bounds(Holder())
+BOUNDS = Bounds()
 
 
 @pytest.mark.spec("deliveries", 25)
@@ -108,7 +107,7 @@ def test_finished_rows_go_after_their_retention_with_their_history(database, eng
     with engine.begin() as tx:
         for row_id in (*gone, *kept.values()):
             tx.execute(
-                text("insert into durable.journal (row_id, seq, contract, move, fence) values (:id, 1, 'x', 'x', 0)"),
+                text("insert into durable.journal (row_id, contract, move, fence) values (:id, 'x', 'x', 0)"),
                 {"id": row_id},
             )
     clock.advance(14 * 24 * 3600 - 60)

@@ -95,7 +95,7 @@ def test_a_failure_report_whose_answer_was_lost_is_booked_once(
     cuts = []
 
     def handler(step):
-        words = b"failed as ("
+        words = b"released as ("
         cuts.append(relay.cut_after(words) if arrives else relay.cut_before(words))
         raise Retry("busy")
 
@@ -147,7 +147,7 @@ def test_the_row_tells_what_became_of_a_fence(database, engine, make, clock):
     processing, sent = make(state="processing"), make(state="sent")
 
     def answer(row_id, fence):
-        return resolve(database, _statements.resolve, row_id, fence, "1s")
+        return resolve(database, _statements.resolve, row_id, fence, "1s")[0]
 
     assert answer(processing.id, 1) is Resolved.NOT_COMMITTED
     assert answer(sent.id, 1) is Resolved.COMMITTED
@@ -160,5 +160,5 @@ def test_a_row_still_locked_by_the_doubtful_transaction_is_unknown_and_left_alon
     before = row(made.id)
     with other_engine.begin() as doubtful:
         doubtful.execute(text("select from durable.deliveries where id = :id for no key update"), {"id": made.id})
-        assert resolve(database, _statements.resolve, made.id, 1, "100ms") is Resolved.UNKNOWN
+        assert resolve(database, _statements.resolve, made.id, 1, "100ms")[0] is Resolved.UNKNOWN
     assert row(made.id) == before

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from durable_core.database.environment import DATABASE_VARIABLE, REDIS_VARIABLE
 from durable_core.demo.processes import RUN_VARIABLE
-from durable_core.local.services import DATABASE_VARIABLE, REDIS_VARIABLE
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
 
@@ -30,7 +30,7 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in (DATABASE_VARIABL
 
 def demo(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "durable_core.demo", "--json", "--directory", str(directory), *arguments],
+        [sys.executable, "-m", "durable_core.cli", "demo", "--json", "--directory", str(directory), *arguments],
         env=ENVIRONMENT, cwd=directory.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -100,7 +100,8 @@ def test_an_interrupted_run_ends_everything_and_exits_130(directory: Path) -> No
 
 
 def test_a_killed_run_leaves_no_worker_and_does_not_break_the_next(directory: Path) -> None:
-    process = demo(directory, *SMALL)
+    """Without freezes: a process that is frozen when the demo is killed hears nothing, and the next run ends it."""
+    process = demo(directory, "--orders", "40", "--kills", "2", "--freezes", "0", "--flushes", "1")
     token = under_way(directory, process)
     process.kill()
     process.communicate()
@@ -140,4 +141,4 @@ def test_what_makes_no_sense_is_refused(directory: Path) -> None:
     process = demo(directory, "--orders", "0")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "at least one order" in err
+    assert "--orders" in err

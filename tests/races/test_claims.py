@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import text
 
-from durable_core import ClaimLost
+from durable_core import ClaimLost, IllegalMove, Retry, deliveries
 from durable_core.claims.claim import Holder
 from durable_core.claims.heartbeat import Heartbeat
 from durable_core.database.connections import Database
+from durable_core.database.transactions import run
 from durable_core.deliveries import sweep
 from durable_core.deliveries.attempt import Outcome, _statements, carry_out, claim_due, claim_one, perform
+from durable_core.errors import RowBusy
 from durable_core.testing import wait_until_blocked, wait_until_somebody_blocks
 from tests.conftest import effects_of, record
 
@@ -268,24 +270,44 @@ def test_two_reapers_at_once_take_each_row_once(other_engine, make, row, clock):
     assert {(row(m.id).state, row(m.id).interruptions) for m in made} == {("pending", 1)}
 
 
-def test_two_redrives_at_once_make_one(engine, other_engine, make, row, lines):
-    from durable_core import IllegalMove, deliveries
-
+def test_two_redrives_at_once_make_one_and_neither_waits(engine, other_engine, make, row, lines):
     made = make(state="dead")
-    with ThreadPoolExecutor(1) as pool, other_engine.connect() as one:
+    with other_engine.connect() as one:
         deliveries.redrive(one, made.id, by="dana", reason="fixed")
-
-        def second():
-            with other_engine.begin() as two:
-                deliveries.redrive(two, made.id, by="eve", reason="fixed too")
-
-        waiting = pool.submit(second)
-        wait_until_blocked(engine, wait_until_somebody_blocks(engine), by=pid_of(one))
+        with other_engine.begin() as two, pytest.raises(RowBusy):
+            deliveries.redrive(two, made.id, by="eve", reason="fixed too")
         one.commit()
-        with pytest.raises(IllegalMove, match="it is pending"):
-            waiting.result(30)
+    with other_engine.begin() as two, pytest.raises(IllegalMove, match="it is pending"):
+        deliveries.redrive(two, made.id, by="eve", reason="fixed too")
     assert [line.by for line in lines(made.id)] == ["dana"]
     assert row(made.id).fence == 2
+
+
+def test_a_late_failure_that_waits_for_the_reaper_is_journalled_behind_it(
+    engine, other_engine, declare, make, worker, row, lines, clock
+):
+    """Both write a line under the row's lock; the one that waited must not stumble over the other's."""
+    reaping = other_engine.connect()
+
+    def handler(step):
+        clock.advance(seconds=31)
+        reaping.begin()
+        lapsed = run(reaping, sweep._statements.lapsed, limit=10, heartbeat_seconds=8.0)
+        assert [str(one["id"]) for one in lapsed] == [step.id]
+        threading.Thread(target=reap_once_somebody_waits, args=(lapsed,)).start()
+        raise Retry("late")
+
+    def reap_once_somebody_waits(lapsed):
+        wait_until_blocked(engine, wait_until_somebody_blocks(engine), by=pid_of(reaping))
+        sweep._take_back(reaping, lapsed, sweep._FELL_SILENT, lambda: 0.5)
+        reaping.commit()
+        reaping.close()
+
+    kind = declare(handler)
+    made = make(kind)
+    assert perform(worker, kind, made.id).outcome is Outcome.RETRY
+    assert [line.move for line in lines(made.id)] == ["reap", "fail late"]
+    assert (row(made.id).failures, row(made.id).interruptions, row(made.id).error_code) == (1, 0, "RETRY_ASKED")
 
 
 def test_a_claim_judges_the_row_it_locked_and_not_the_one_it_saw(engine, other_engine, kind, make, row):
@@ -308,7 +330,7 @@ def test_a_lock_wait_of_ours_is_bounded_and_costs_no_attempt(
     """Somebody holds the row longer than we wait: the commit is tried again, and the attempt lands."""
     from durable_core.claims import claim as protocol
 
-    monkeypatch.setattr(protocol, "LOCK_TIMEOUT", "50ms")
+    monkeypatch.setattr(protocol, "LOCK_WAIT", "50ms")
     release = threading.Event()
 
     def hold(row_id):

@@ -3,10 +3,13 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from durable_core import IdempotencyConflict, KeyInFlight, enqueue_many
+from durable_core.database.transactions import sqlstate
 from durable_core.testing import wait_until_blocked
 
 
@@ -98,3 +101,37 @@ def test_opposite_keys_one_by_one_end_in_key_in_flight_and_not_in_a_deadlock(eng
         second.commit()
         assert not kind.options(key="b").enqueue(first, 1).created
         first.commit()
+
+
+def test_a_key_in_flight_among_others_is_not_said_to_be_one_that_it_is_not(engine, other_engine, kind):
+    with other_engine.connect() as first, engine.connect() as second:
+        kind.options(key="k").enqueue(first, 1)
+        with pytest.raises(KeyInFlight, match=r"^one of these 3 keys, for example") as refused:
+            enqueue_many(second, [kind.options(key=key).new(1) for key in ("z", "k", "a")])
+        assert (refused.value.key, refused.value.among) == ("a", 3)
+        with pytest.raises(KeyInFlight, match=rf"^{kind.name}: key 'k' is being written"):
+            enqueue_many(second, [kind.options(key="k").new(1)])
+
+
+@pytest.mark.parametrize("door", ["Connection", "psycopg"])
+def test_a_connection_that_dies_in_a_keyed_enqueue_is_what_the_caller_hears_of(
+    engine, other_engine, kind, monkeypatch, door
+):
+    """And not that the savepoint could not be rolled back."""
+    from durable_core.deliveries import enqueue
+
+    monkeypatch.setattr(enqueue, "KEY_WAIT", "20s")
+    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with ThreadPoolExecutor(1) as pool, other_engine.connect() as first:
+        kind.options(key="k").enqueue(first, 1)
+        second = psycopg.connect(url) if door == "psycopg" else other_engine.connect()
+        ask = "select pg_backend_pid()"
+        pid = second.execute(ask if door == "psycopg" else text(ask)).fetchone()[0]
+        waiting = pool.submit(kind.options(key="k").enqueue, second, 1)
+        wait_until_blocked(engine, pid, by=first.scalar(text(ask)))
+        with engine.connect() as killer:
+            killer.execute(text("select pg_terminate_backend(:pid)"), {"pid": pid})
+        with pytest.raises((psycopg.Error, DBAPIError)) as died:
+            waiting.result(30)
+        second.close()
+    assert sqlstate(died.value) == "57P01"

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -148,7 +147,12 @@ def test_retry_after_is_obeyed_within_reason(
 
 def test_retry_after_that_nobody_can_read_leaves_it_to_the_back_off() -> None:
     assert [retry_after({"retry-after": text}) for text in ("", "soon", "-5", "²", "1e9")] == [None] * 5
-    assert retry_after({"retry-after": datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")}) == 1.0
+
+
+def test_a_date_without_the_date_of_the_answer_is_not_read_by_a_clock_of_ours() -> None:
+    assert retry_after({"retry-after": "Wed, 21 Oct 2099 07:30:00 GMT"}) is None
+    told = {"retry-after": "Wed, 21 Oct 2099 07:30:00 GMT", "date": "Wed, 21 Oct 2099 07:28:00 GMT"}
+    assert retry_after(told) == 120.0
 
 
 def test_a_receiver_that_is_away_or_breaks_off_is_tried_again(

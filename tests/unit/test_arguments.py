@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+from collections import OrderedDict
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -204,6 +205,68 @@ def test_only_the_very_value_of_a_default_is_left_out(default, given_):
 
     packed = signature(handler).pack((given_,), {})
     assert exact(signature(handler).unpack(packed)["value"]) == exact(given_)
+
+
+def test_a_default_is_brought_to_text_once_and_not_at_every_call():
+    seen = []
+
+    def noted(value):
+        seen.append(value)
+        return value
+
+    def handler(step, n: Annotated[int, pydantic.AfterValidator(noted)] = 3):
+        pass
+
+    packing = signature(handler)
+    assert [packing.pack((given_,), {}) for given_ in (3, 4, 3, 5)] == ["{}", '{"n":4}', "{}", '{"n":5}']
+    there_and_back = 2
+    assert seen.count(3) == (2 + 1) * there_and_back, "twice given, once as the default"
+
+
+@given(st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | TEXT)
+def test_a_plain_value_has_the_same_text_whatever_its_annotation(value):
+    texts = set()
+    for annotation in (
+        type(value),
+        type(value) | None,
+        bool | int | float | str | None,
+        Annotated[type(value), "noted"],
+    ):
+
+        def handler(step, value):
+            pass
+
+        handler.__annotations__["value"] = annotation
+        try:
+            texts.add(signature(handler).pack((value,), {}))
+        except InvalidArguments:
+            texts.add("refused")
+    assert len(texts) == 1
+
+
+def test_a_union_in_which_one_member_changes_the_value_stores_the_changed_one():
+    def handler(step, name: Annotated[str, pydantic.AfterValidator(str.upper)] | str):
+        pass
+
+    assert signature(handler).pack(("a",), {}) == '{"name":"A"}'
+
+
+def test_an_order_of_keys_that_the_stored_text_does_not_keep_is_refused():
+    def handler(step, value: OrderedDict[str, int]):
+        pass
+
+    assert signature(handler).pack((OrderedDict(a=1, b=2),), {}) == '{"value":{"a":1,"b":2}}'
+    with pytest.raises(InvalidArguments, match="another value"):
+        signature(handler).pack((OrderedDict(b=2, a=1),), {})
+
+
+def test_of_two_arguments_that_do_not_fit_the_first_is_named():
+    def handler(step, z: int, a: int):
+        pass
+
+    with pytest.raises(InvalidArguments) as refused:
+        signature(handler).pack((), {"a": "1", "z": "2"})
+    assert refused.value.argument == "z"
 
 
 def test_a_default_of_another_type_than_annotated_refuses_nothing():

@@ -5,7 +5,11 @@ from datetime import timedelta
 
 import pytest
 
+import durable_core
 from durable_core import errors
+from durable_core.cli.exits import failure_of
+from durable_core.demo.nemesis import RedisInUse
+from durable_core.demo.run import DemoFailed
 from durable_core.errors import (
     ClaimLost,
     DefinitionError,
@@ -20,20 +24,32 @@ from durable_core.errors import (
     NotFound,
     NotInstalled,
     Retry,
+    RowBusy,
     SchemaAhead,
     SchemaBehind,
     StepTransactionOwned,
+    TooOldServer,
     UnknownHandler,
     UnsupportedTransaction,
 )
+from durable_core.local import LocalServicesError
 
 ALL = [
     DefinitionError("a sentence"), NotInstalled("a sentence"), UnsupportedTransaction("builtins.int"),
     InvalidArguments("k", "n", "no"), InvalidOption("k", "eta", "no"), IdempotencyConflict("k", "key", "0198"),
+    IdempotencyConflict("k", "key", None), KeyInFlight("k", "key", among=3),
     KeyInFlight("k", "key"), UnknownHandler("k"), NotFound("delivery", "0198"),
-    IllegalMove("redrive", "0198", "pending", "dead or failed"), ClaimLost("0198", 3, 4), ClaimLost("0198", 3, None),
+    IllegalMove("redrive", "0198", "pending", "dead or failed"), RowBusy("redrive", "0198"),
+    ClaimLost("0198", 3, 4), ClaimLost("0198", 3, None),
     StepTransactionOwned("commit"), EffectEscaped("0198"), SchemaBehind("durable", None, "0001"),
     SchemaBehind("durable", "0000", "0001"), SchemaAhead("durable", "9999", "0001"),
+    TooOldServer("14.11"),
+]  # fmt: skip
+
+
+OUTSIDE = [
+    (LocalServicesError("a sentence"), "LOCAL_SERVICES"), (RedisInUse(), "REDIS_IN_USE"),
+    (DemoFailed("a sentence"), "DEMO_FAILED"), (TooOldServer("14.11"), "SERVER_TOO_OLD"),
 ]  # fmt: skip
 
 
@@ -55,6 +71,22 @@ def test_a_reason_is_one_word_of_its_own_for_programs(error):
 def test_every_error_of_the_package_has_the_one_root_and_is_tested_here():
     declared = {thing for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, DurableError)}
     assert declared - {DurableError} == {type(error) for error in ALL}
+
+
+def test_what_a_server_too_old_needs_is_in_its_sentence():
+    assert str(TooOldServer("14.11")) == "this is PostgreSQL 14.11; durable work needs PostgreSQL 15 or newer."
+
+
+@pytest.mark.parametrize(("error", "reason"), OUTSIDE)
+def test_the_rooms_that_bring_errors_of_their_own_have_the_same_root_and_a_reason(error, reason):
+    """So that a command ends on them in one way, without a list of them."""
+    failure = failure_of(error)
+    assert isinstance(error, DurableError)
+    assert (failure.code, failure.reason, failure.message) == (1, reason, str(error))
+
+
+def test_what_a_handler_meets_is_at_the_front_door():
+    assert {"ClaimLost", "StepTransactionOwned", "EffectEscaped"} <= set(durable_core.__all__)
 
 
 def test_words_of_a_handler_survive_pickling():

@@ -3,7 +3,10 @@
 import pytest
 
 from durable_core import DefinitionError, UnknownHandler, delivery
+from durable_core.celery_binding.publish import QUEUE_PREFIX
 from durable_core.deliveries.declare import registry
+from durable_core.deliveries.options import SWEEPS_QUEUE
+from durable_core.sweeps import CONTROL_QUEUE
 
 
 def handler(step, n: int = 0):
@@ -21,6 +24,7 @@ def test_a_kind_is_declared_once(declare):
     ("name", "terms"),
     [
         ("", {}), ("durable.mine", {}), ("a b", {}), ("a", {"queue": ""}), ("a", {"queue": "a b"}),
+        ("a", {"queue": "control"}),
         ("a", {"max_attempts": 0}), ("a", {"max_interruptions": -1}), ("a", {"timeout": 0}), ("a", {"timeout": -1}),
         ("a", {"timeout": float("nan")}), ("a", {"timeout": 10**9}), ("a", {"priority": 10}), ("a", {"priority": -1}),
     ],
@@ -29,6 +33,18 @@ def test_a_kind_that_cannot_work_is_refused_and_not_registered(name, terms):
     with pytest.raises(DefinitionError):
         delivery(name, **terms)(handler)
     assert name not in registry
+
+
+def test_the_queue_that_is_refused_is_the_one_of_the_sweeps():
+    assert QUEUE_PREFIX + SWEEPS_QUEUE == CONTROL_QUEUE
+    with pytest.raises(DefinitionError, match="'control' is the sweeps' own"):
+        delivery("a", queue="control")(handler)
+
+
+def test_a_name_may_start_with_what_the_refusal_says(declare):
+    assert declare(handler, name="_a").name == "_a"
+    with pytest.raises(DefinitionError, match="starting with a letter or '_'"):
+        delivery("1a")(handler)
 
 
 def test_a_declared_kind_keeps_the_handlers_words_and_behaviour(declare):

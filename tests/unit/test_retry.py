@@ -43,6 +43,14 @@ def test_a_delay_is_never_negative_nor_past_its_cap_and_jitter(policy, failure, 
     assert plain * (1 - policy.jitter) * 0.999 <= delay <= plain * (1 + policy.jitter) * 1.001
 
 
+def test_a_factor_barely_above_1_reaches_the_cap_too():
+    assert Backoff(base=1, factor=1.001).seconds(10**6) == 3600
+
+
+def test_whole_numbers_are_not_worked_out_to_the_last_digit():
+    assert Backoff(base=1, factor=2).seconds(10**12) == 3600
+
+
 @given(POLICIES, st.integers(1, 2000))
 def test_delays_grow_until_the_cap(policy, failure):
     assert policy.seconds(failure) <= policy.seconds(failure + 1)

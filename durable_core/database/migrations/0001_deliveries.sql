@@ -26,7 +26,7 @@ comment on column durable.loops.hold_until is
 
 create table durable.journal (
     row_id       uuid        not null,
-    seq          bigint      not null,
+    seq          bigint      not null generated always as identity,
     contract     text        not null,
     move         text        not null,
     from_state   text,
@@ -38,7 +38,7 @@ create table durable.journal (
     reason       text,
     facts        jsonb,
     lease_before timestamptz,
-    at           timestamptz not null default pg_catalog.clock_timestamp(),
+    at           timestamptz not null default durable.durable_now(),
     xid          xid8        not null default pg_catalog.pg_current_xact_id(),
     primary key (row_id, seq)
 );

@@ -1,0 +1,72 @@
+"""
+What a Celery app reads from its environment: the deployable `tasks`, and the app that `durable up` brings along.
+
+Nothing here connects; an address that is not set is missed when it is first needed.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+from sqlalchemy import Engine, create_engine
+
+from durable_core.celery_binding.transport import guarded
+from durable_core.database.environment import DATABASE_VARIABLE, REDIS_VARIABLE, SCHEMA_VARIABLE
+from durable_core.database.statements import DEFAULT_SCHEMA
+from durable_core.errors import NotInstalled
+
+DEFAULT_BROKER_URL = "redis://127.0.0.1:6379/0"
+
+BROKER_TRANSPORT_OPTIONS = {
+    # kombu waits for ever by default: connect within 5 s, and give up on an answer after 10 s.
+    "socket_connect_timeout": 5,
+    "socket_timeout": 10,
+    # A peer that is gone without a word is noticed in seconds, not minutes.
+    "health_check_interval": 5,
+    "socket_keepalive": True,
+}
+
+
+def engine_from_environment() -> Engine:
+    """
+    The engine on the database that DURABLE_DATABASE_URL names, one per process; for `durable_engine`.
+
+    Raises NotInstalled when the variable is not set.
+    """
+    url = os.environ.get(DATABASE_VARIABLE)
+    if not url:
+        raise NotInstalled(f"set {DATABASE_VARIABLE}, for example postgresql+psycopg://app:…@db.internal/app")
+    return _engine(url)
+
+
+@lru_cache(maxsize=1)
+def _engine(url: str) -> Engine:
+    return create_engine(
+        url,
+        # A connection that died in the pool is replaced before a claim meets it.
+        pool_pre_ping=True,
+        connect_args={
+            # A server that does not answer must not hang a worker.
+            "connect_timeout": 5,
+            # A peer that is gone is noticed within about 30 s, idle or in the middle of a statement.
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 30_000,
+        },
+    )
+
+
+def broker_url_from_environment() -> str:
+    """
+    The Redis that DURABLE_REDIS_URL names, or the one on this machine; for `broker_url`.
+
+    Guarded: one damaged message would stop a stock worker, and return to stop the next.
+    """
+    return guarded(os.environ.get(REDIS_VARIABLE) or DEFAULT_BROKER_URL)
+
+
+def schema_from_environment() -> str:
+    """The schema that DURABLE_SCHEMA names, or the usual one; for `durable_schema`."""
+    return os.environ.get(SCHEMA_VARIABLE) or DEFAULT_SCHEMA

@@ -1,0 +1,75 @@
+"""Rescue goes on without beat: a worker process runs the sweeps that nobody drives."""
+
+import logging
+import types
+
+import pytest
+from celery import Celery
+
+from durable_core.celery_binding.durable import Durable
+from durable_core.celery_binding.rescue import Rescue
+from durable_core.sweeps import Bounds, late, named, run_sweep
+
+
+@pytest.fixture
+def rescue(database, carrier):
+    """The thread's work, without the thread."""
+    app = Celery("nobody")
+    app.conf.update(durable_engine=database.engine, durable_lease_seconds=30, durable_heartbeat_seconds=8)
+    durable = types.SimpleNamespace(settings=Durable(app).settings, database=database)
+    made = Rescue(durable)
+    yield made
+    if made._database is not None:
+        made._database.engine.dispose()
+
+
+def test_where_no_beat_runs_a_worker_hints_due_rows_and_reaps_lapsed_ones(rescue, make, row, carrier, clock):
+    due, lapsed = make(), make(state="processing")
+    clock.advance(seconds=31)
+
+    rescue._look()
+
+    assert due.id in [hint.id for hint in carrier.published]
+    assert (row(lapsed.id).state, row(lapsed.id).error_code) == ("pending", "CLAIM_EXPIRED")
+
+
+def test_while_a_beat_runs_no_worker_meddles(rescue, database, make, carrier):
+    for name in ("dispatch", "reap"):
+        run_sweep(database, named(name), Bounds())
+    make()
+
+    rescue._look()
+
+    assert carrier.published == []
+
+
+def test_a_sweep_is_late_after_three_of_its_intervals(database, engine, clock, carrier):
+    run_sweep(database, named("reap"), Bounds())
+    run_sweep(database, named("dispatch"), Bounds())
+    with engine.connect() as tx:
+        assert late(tx) == []
+        clock.advance(seconds=3.5)
+        assert [sweep.name for sweep in late(tx)] == ["dispatch"]
+        clock.advance(seconds=12)
+        assert sorted(sweep.name for sweep in late(tx)) == ["dispatch", "reap"], "prune rescues nobody and may wait"
+
+
+def test_it_is_said_and_not_repeated_at_every_look(rescue, clock, caplog):
+    with caplog.at_level(logging.WARNING, "durable.worker"):
+        for _ in range(3):
+            rescue._look()
+            clock.advance(seconds=60)
+
+    assert [record.message for record in caplog.records] == ["sweeps_late_and_run_by_a_worker"]
+
+
+def test_rescue_needs_no_connection_of_a_busy_pool(database, rescue, make, carrier, clock):
+    make()
+    held = [database.engine.connect() for _ in range(database.engine.pool.size())]
+    try:
+        rescue._look()
+    finally:
+        for connection in held:
+            connection.close()
+
+    assert len(carrier.published) == 1
