@@ -48,7 +48,7 @@ def check(value: object, at: str = "", depth: int = 0) -> None:
             value.encode()
         except UnicodeEncodeError:
             raise Unfit(f"a text{where} holds a lone surrogate") from None
-    elif isinstance(value, Mapping):
+    elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise Unfit(f"a key{where} is {type(key).__name__}, and JSON keys are text")
@@ -288,8 +288,9 @@ def result_text(value: object) -> tuple[str, str | None]:
     """
     try:
         text = canonical(value)
-    except (Unfit, RecursionError) as unfit:
-        problem = f"the return value is not stored: {unfit}"
+    except Exception as unfit:  # a foreign type's own code may raise anything
+        why = str(unfit) if isinstance(unfit, Unfit) else type(unfit).__name__
+        problem = f"the return value is not stored: {why}"
     else:
         if len(text.encode()) <= MAX_BYTES:
             return text, None

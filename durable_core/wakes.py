@@ -123,7 +123,7 @@ def _remembered_by(session: Session) -> deque[Hint]:
 
 def _session_committed(session: Session) -> None:
     """Fires on a released SAVEPOINT and for a joined session too: only the root commit is one."""
-    remembered: deque[Hint] = session.info[_SESSION_KEY]
+    remembered: deque[Hint] | None = session.info.get(_SESSION_KEY)  # the host may have cleared its info
     if not remembered or session.in_nested_transaction():
         return
     hints = list(remembered)
@@ -137,7 +137,7 @@ def _session_committed(session: Session) -> None:
 def _session_rolled_back(session: Session) -> None:
     """Fires for a SAVEPOINT too: then hints of rows that stand are kept, and one of a row that went costs a claim."""
     if not session.in_nested_transaction():
-        session.info[_SESSION_KEY].clear()
+        session.info.get(_SESSION_KEY, deque()).clear()
 
 
 def _offer(hints: list[Hint]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from celery.exceptions import Retry as CeleryRetry
@@ -15,12 +16,18 @@ from durable_core.deliveries.worker import Attempted, Outcome
 from durable_core.errors import DefinitionError, NotFound
 from durable_core.sweeps import run_sweep
 
+log = logging.getLogger("durable.run")
+
 HARD_LIMIT_GRACE = 10.0
 """Seconds between the soft limit, an exception in the handler, and the hard one, which kills the child."""
 
 
 class DeliveryEnded(Exception):
     """A delivery ended failed or dead: what Flower shows as FAILURE. The row has it already."""
+
+
+class AttemptNotMade(Exception):
+    """Something of ours failed before or beside the handler; the worker's log tells it, and dispatch hints again."""
 
 
 class DeliveryRetried(Exception):
@@ -51,7 +58,13 @@ def register_kind(durable: Durable, kind: DeliveryKind[..., Any]) -> None:
             raise DefinitionError(f"kind {name!r} is named like an existing Celery task; rename one of them.")
 
         def deliver(_task: Any, id: object = None, **_: object) -> str:
-            return _told(_attempted(durable, kind, id))
+            try:
+                attempted = _attempted(durable, kind, id)
+            except Exception as error:
+                # Its text stays here: events go through the broker, and it may hold what was in the arguments.
+                log.exception("attempt_not_made", extra={"row_id": str(id)[:60], "kind": kind.name})
+                raise AttemptNotMade(type(error).__name__) from None
+            return _told(attempted)
 
         # Where the pool spawns its children they import the modules of their tasks: the kind's, not this one.
         deliver.__module__ = kind.__module__

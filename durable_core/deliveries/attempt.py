@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import os
@@ -180,12 +181,14 @@ class _Attempt:
                 value = self.kind.handler(step, **arguments)
                 if self.kind.is_async:
                     value = asyncio.run(value)
+                _refuse_unrun(value)
             except BaseException as error:
                 broken = transaction.broken
                 transaction.discard()
                 if isinstance(error, LockRefused) or (broken and is_infrastructure(error) and not _own_bound(error)):
                     raise _Repeat(error) from error
                 return self._ended_by(error)
+            step.handler_returned()
             return self._settled(transaction, tuple(effects), value)
         finally:
             transaction.discard()
@@ -333,6 +336,14 @@ class _Attempt:
             "attempt": self.claim.attempt, "max_attempts": self.claim.max_attempts,
             "duration_s": round(time.monotonic() - self.began, 4), **more,
         }  # fmt: skip
+
+
+def _refuse_unrun(value: object) -> None:
+    """A coroutine or generator that a handler hands back has not run: its work must not count as done."""
+    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+        if inspect.iscoroutine(value) or inspect.isgenerator(value):
+            value.close()
+        raise TypeError(f"the handler returned a {type(value).__name__} that never ran; declare it `async def`")
 
 
 def _own_bound(error: BaseException) -> bool:

@@ -38,6 +38,8 @@ from durable_core.retry import LONGEST_DELAY_SECONDS, Backoff
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S", bound="Step")
+"""What the handler takes: a Step, or an AsyncStep where it is `async def`."""
 
 
 class Step:
@@ -53,6 +55,7 @@ class Step:
     ) -> None:
         self._claim, self._transaction, self._held = claim, transaction, held
         self._effects, self._deadline = effects, deadline
+        self._returned = False
 
     @property
     def id(self) -> str:
@@ -120,7 +123,15 @@ class Step:
         commit that must be tried again runs `effect` again without repeating the call. So
         `effect` must be re-runnable, and talk to nothing but its session.
         """
+        if self._returned:
+            raise DefinitionError(
+                "step.in_commit() is for the handler, before it returns; an effect cannot add another."
+            )
         self._effects.append(effect)
+
+    def handler_returned(self) -> None:
+        """From here on the commit's effects are settled."""
+        self._returned = True
 
 
 class AsyncStep(Step):
@@ -151,19 +162,21 @@ class DeliveryKind(Generic[P, R]):
     """A declared kind. Calling it runs the handler in place, as plain Python; `enqueue` makes it durable."""
 
     def __init__(
-        self, name: str, handler: Callable[Concatenate[Step, P], R], *, queue: str, max_attempts: int,
+        self, name: str, handler: Callable[Concatenate[S, P], R], *, queue: str, max_attempts: int,
         max_interruptions: int, backoff: Backoff, timeout: float, priority: int, formerly: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.name = checked_name(name)
         if isinstance(formerly, str):
             raise DefinitionError(f"kind {name!r}: formerly is a tuple of names, such as ({formerly!r},).")
         self.names = (self.name, *(checked_name(former) for former in formerly))
-        self.handler = handler
+        self.handler: Callable[..., R] = handler
         self.queue, self.priority = queue, priority
         self.max_attempts, self.max_interruptions = max_attempts, max_interruptions
         self.backoff, self.timeout = backoff, timeout
         self.signature = Signature(name, handler)
         self.is_async = inspect.iscoroutinefunction(handler)
+        if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+            raise DefinitionError(f"kind {name!r}: a handler that yields would never run; return, or await, instead.")
         self.__doc__ = handler.__doc__
         self.__name__ = getattr(handler, "__name__", name)
         self.__module__ = handler.__module__
@@ -247,7 +260,7 @@ def delivery(
     timeout: float = 300.0,
     priority: int = DEFAULT_PRIORITY,
     formerly: Sequence[str] = (),
-) -> Callable[[Callable[Concatenate[Step, P], R]], DeliveryKind[P, R]]:
+) -> Callable[[Callable[Concatenate[S, P], R]], DeliveryKind[P, R]]:
     """
     Declare a kind of delivery: `handler(step, ...)` runs at least once per delivery, until it returns.
 
@@ -260,7 +273,7 @@ def delivery(
     out too, under their own name, key and `step.key`. Raises DefinitionError when the declaration cannot work.
     """
 
-    def declare(handler: Callable[Concatenate[Step, P], R]) -> DeliveryKind[P, R]:
+    def declare(handler: Callable[Concatenate[S, P], R]) -> DeliveryKind[P, R]:
         kind = DeliveryKind(
             name, handler, queue=queue, max_attempts=max_attempts, max_interruptions=max_interruptions,
             backoff=backoff or Backoff(), timeout=timeout, priority=priority, formerly=formerly,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
 from durable_core.errors import InvalidOption
@@ -16,6 +16,10 @@ DEFAULT_MAX_ATTEMPTS = 5
 DEFAULT_MAX_INTERRUPTIONS = 20
 MOST_URGENT, LEAST_URGENT = 0, 9
 """As Celery counts on Redis."""
+
+
+EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+"""Due times beyond are refused by the database, or unreadable in Python."""
 
 
 class Options(TypedDict, total=False):
@@ -54,8 +58,8 @@ class Placement:
             raise InvalidOption(kind, "eta", "give countdown or eta, not both")
         if eta is not None and (not isinstance(eta, datetime) or eta.tzinfo is None):
             raise InvalidOption(kind, "eta", "an eta is a datetime with a time zone")
-        if eta is not None and eta.year >= 9000:
-            raise InvalidOption(kind, "eta", "an eta lies before the year 9000")
+        if eta is not None and not EARLIEST <= eta < LATEST:
+            raise InvalidOption(kind, "eta", "an eta lies between the years 1970 and 9000, in UTC")
         if queue is not None and not is_queue(queue):
             raise InvalidOption(kind, "queue", QUEUE_RULE)
         if priority is not None and not (

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+import types
 from datetime import timedelta
 from random import Random
 
@@ -506,3 +507,52 @@ def test_a_handler_sees_that_its_claim_is_lost_after_a_beat(make_worker, declare
 def test_a_claim_carried_out_by_hand_needs_no_hint(worker, kind, make, row):
     made = make(state="processing")
     assert carry_out(worker, kind, made.held).outcome is Outcome.SENT
+
+
+@pytest.mark.parametrize(
+    "odd", [types.MappingProxyType({"a": 1}), {1, 2}, {"a": object()}, type("Odd", (dict,), {"items": None})(a=1)]
+)
+def test_a_return_value_that_is_no_json_never_fails_an_attempt_whose_effect_has_happened(
+    worker, declare, make, row, engine, odd
+):
+    def handler(step):
+        record(step.session, step)
+        return odd
+
+    kind = declare(handler)
+    made = make(kind)
+    assert perform(worker, kind, made.id).outcome is Outcome.SENT
+    assert len(effects_of(engine, made.id)) == 1
+    assert row(made.id).result["durable"] == "not stored"
+
+
+def test_a_coroutine_that_a_handler_hands_back_is_a_failure_and_not_a_success(worker, declare, make, row):
+    async def work():
+        raise AssertionError("never awaited")
+
+    kind = declare(lambda step: work())
+    made = make(kind)
+    assert perform(worker, kind, made.id).outcome is Outcome.RETRY
+    assert "never ran" in row(made.id).error_message
+
+
+def test_a_handler_that_yields_is_a_definition_error(declare):
+    def handler(step):
+        yield 1
+
+    async def asynchronous(step):
+        yield 1
+
+    for yielding in (handler, asynchronous):
+        with pytest.raises(DefinitionError, match="never run"):
+            declare(yielding)
+
+
+def test_an_effect_cannot_add_another(worker, declare, make, row, engine):
+    def handler(step):
+        step.in_commit(lambda session: step.in_commit(lambda again: record(again, step)))
+
+    kind = declare(handler)
+    made = make(kind)
+    assert perform(worker, kind, made.id).outcome is Outcome.RETRY
+    assert effects_of(engine, made.id) == []

@@ -2,7 +2,7 @@
 
 import contextlib
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import psycopg
 import pytest
@@ -484,3 +484,26 @@ def test_a_caller_at_repeatable_read_meets_a_key_committed_after_its_snapshot_as
             assert tx.scalar(text("select 42")) == 42, "the savepoint kept the caller's transaction alive"
     finally:
         strict.dispose()
+
+
+@pytest.mark.parametrize(
+    "eta",
+    [
+        datetime(8999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-12))),
+        datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14))),
+        datetime(1969, 12, 31, tzinfo=UTC),
+    ],
+)
+def test_an_eta_is_judged_in_utc_and_refused_before_it_can_poison_the_transaction(engine, kind, eta):
+    with pytest.raises(InvalidOption, match="eta"):
+        kind.options(eta=eta)
+
+
+def test_a_session_whose_info_was_cleared_commits_as_ever(engine, kind, carrier):
+    with Session(engine) as session:
+        kind.enqueue(session, 1)
+        session.info.clear()
+        session.commit()
+        kind.enqueue(session, 2)
+        session.info.clear()
+        session.rollback()
