@@ -225,6 +225,7 @@ class Server(ABC):
                 break
         else:
             raise LocalServicesError(f"{self.name}, process {pid}, could not be ended.")
+        self._reap(pid)  # it may have ended just after the last look, and would stay as a zombie of ours
         # After a KILL, children that are frozen would hold the shared memory against the next start.
         for child, child_born in family.items():
             if child_born is not None:
