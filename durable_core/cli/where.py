@@ -116,7 +116,7 @@ def load_app(name: str) -> Celery:
         sys.path.insert(0, here)
     try:
         app = find_app(name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the host's modules raise while they load
         raise AppNotLoaded(f"cannot load the Celery app {name!r}: {type(error).__name__}: {error}.") from error
     if not hasattr(app, "conf"):
         raise AppNotLoaded(f"{name!r} names a {type(app).__name__}, not a Celery app.")

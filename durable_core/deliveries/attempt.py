@@ -45,6 +45,9 @@ _statements = beside(__file__)
 TRIES = 3
 """How often a transaction that the machine room refused (deadlock, lock timeout) is tried again."""
 
+UNKNOWN_SECONDS = 10.0
+"""How long dispatch leaves a row alone whose kind a worker did not know: in a rolling deploy others may know it."""
+
 LEAVING = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What ends the process and is no outcome of a handler; Celery's own shutdown exceptions are SystemExit."""
 
@@ -419,4 +422,4 @@ def _came_to(worker: Worker, claim: Claim) -> tuple[Resolved, Row | None]:
 def wait_for_handler(database: Database, kind: str, row_id: str) -> bool:
     """Remark on a pending row that a worker without its handler was hinted; whether the remark was made."""
     with database.autocommit() as connection:
-        return bool(run(connection, _statements.wait_for_handler, id=row_id, kind=kind))
+        return bool(run(connection, _statements.wait_for_handler, id=row_id, kind=kind, delay_seconds=UNKNOWN_SECONDS))

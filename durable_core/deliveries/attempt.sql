@@ -271,16 +271,18 @@ where d.id = cast(:id as uuid) and d.fence >= :fence
 
 -- name: wait_for_handler
 -- before: pending, hinted to a worker that does not know its kind
--- after:  says so, for people; the row stays due, and the next claim clears it
+-- after:  says so, for people; dispatch hints it again a little later, and the next claim clears the remark
 -- locks:  the row, skipping it when somebody has it
 with candidate as materialized (
     select d.id
     from durable.deliveries d
-    where d.id = cast(:id as uuid) and d.kind = :kind and d.state = 'pending' and d.waiting_for is null
+    where d.id = cast(:id as uuid) and d.kind = :kind and d.state = 'pending'
     for no key update skip locked
 )
 update durable.deliveries d
-set waiting_for = 'handler'
+set waiting_for = 'handler',
+    -- Each hint costs Celery a screen of log: not one a second for as long as the kind is misspelt.
+    hint_at = greatest(d.hint_at, durable.durable_now() + make_interval(secs => :delay_seconds))
 from candidate c
 where d.id = c.id
 returning d.id

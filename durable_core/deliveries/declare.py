@@ -18,7 +18,7 @@ from durable_core.arguments import Signature
 from durable_core.claims.claim import Claim
 from durable_core.claims.heartbeat import Held
 from durable_core.claims.session import Effect, StepTransaction
-from durable_core.database.transactions import AsyncTransaction, Transaction
+from durable_core.database.transactions import AsyncTransaction, Transaction, achecked, checked
 from durable_core.deliveries.enqueue import New, Ref, aenqueue_new, enqueue_new
 from durable_core.deliveries.options import (
     DEFAULT_MAX_ATTEMPTS,
@@ -235,11 +235,11 @@ class Prepared(Generic[P]):
         writing raises KeyInFlight after 50 ms at most. None of these writes anything or
         ends the caller's transaction.
         """
-        return enqueue_new(tx, self.new(*args, **kwargs))
+        return enqueue_new(checked(tx), self.new(*args, **kwargs))
 
     async def aenqueue(self, tx: AsyncTransaction, *args: P.args, **kwargs: P.kwargs) -> Ref:
         """As `enqueue`, in an async transaction."""
-        return await aenqueue_new(tx, self.new(*args, **kwargs))
+        return await aenqueue_new(achecked(tx), self.new(*args, **kwargs))
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> New:
         """The row to be, for `enqueue_many`; nothing is written yet. Raises InvalidArguments."""
@@ -272,6 +272,9 @@ def delivery(
     one attempt. `formerly` are names the kind had before: rows enqueued under them are carried
     out too, under their own name, key and `step.key`. Raises DefinitionError when the declaration cannot work.
     """
+
+    if callable(name):
+        raise DefinitionError('write @delivery("some.kind"), with the kind\'s name in parentheses.')
 
     def declare(handler: Callable[Concatenate[S, P], R]) -> DeliveryKind[P, R]:
         kind = DeliveryKind(

@@ -13,8 +13,9 @@ from uuid_utils.compat import uuid7
 
 from durable_core import kinds, wakes
 from durable_core.arguments import digest, packed_freely
-from durable_core.database.statements import beside
+from durable_core.database.statements import beside, current_schema
 from durable_core.database.transactions import (
+    DATABASE_ERRORS,
     LOCK_TIMEOUT,
     RELEASE_SAVEPOINT,
     ROLLBACK_TO_SAVEPOINT,
@@ -37,7 +38,7 @@ from durable_core.deliveries.options import (
     Options,
     Placement,
 )
-from durable_core.errors import DurableError, IdempotencyConflict, KeyInFlight
+from durable_core.errors import DurableError, IdempotencyConflict, KeyInFlight, SchemaBehind
 from durable_core.kinds import checked_name
 from durable_core.states import DeliveryState
 
@@ -50,6 +51,9 @@ BATCH = 1000
 """Rows of `enqueue_many` in one statement."""
 BATCH_CHARACTERS = 8 * 1024 * 1024
 """And the size of their arguments, so that memory here and jsonb's own limit (256 MB) stay out of sight."""
+
+MISSING = ("42P01", "3F000")
+"""SQLSTATEs of a table or schema that is not there."""
 
 _TRIES_FOR_A_KEY = 3
 
@@ -224,14 +228,28 @@ def _batches(rows: Iterator[New]) -> Iterator[list[New]]:
 
 
 def _write(tx: Transaction, news: list[New]) -> list[Ref]:
-    refs = carried(tx, _written(news))
+    try:
+        refs = carried(tx, _written(news))
+    except DATABASE_ERRORS as error:
+        _tell_missing_schema(error)
+        raise
     if hints := _hints(news, refs):
         wakes.after_commit(tx, hints)
     return refs
 
 
+def _tell_missing_schema(error: Exception) -> None:
+    """A forgotten `durable migrate`, in one sentence. The caller's transaction has failed with it."""
+    if sqlstate(error) in MISSING:
+        raise SchemaBehind(current_schema(), None, "one") from error
+
+
 async def _awrite(tx: AsyncTransaction, news: list[New]) -> list[Ref]:
-    refs = await acarried(tx, _written(news))
+    try:
+        refs = await acarried(tx, _written(news))
+    except DATABASE_ERRORS as error:
+        _tell_missing_schema(error)
+        raise
     if hints := _hints(news, refs):
         wakes.after_commit(tx.sync_session if isinstance(tx, AsyncSession) else None, hints)
     return refs

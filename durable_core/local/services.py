@@ -9,7 +9,7 @@ from typing import Self
 
 from durable_core.database.environment import DATABASE_VARIABLE, REDIS_VARIABLE
 from durable_core.local.postgres import Postgres
-from durable_core.local.valkey import Valkey
+from durable_core.local.valkey import Valkey, find_binary
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Services:
         belongs to another living process.
         """
         try:
+            if not os.environ.get(REDIS_VARIABLE):
+                find_binary()  # before a cluster is made: one without the other is of no use
             return Addresses(
                 database_url=os.environ.get(DATABASE_VARIABLE) or self._postgres.start(),
                 redis_url=os.environ.get(REDIS_VARIABLE) or self._valkey.start(),

@@ -20,6 +20,7 @@ from durable_core.deliveries.attempt import (
     wait_for_handler,
 )
 from durable_core.deliveries.declare import registry
+from durable_core.deliveries.sweep import dispatch
 from tests.conftest import effects_of, record
 
 
@@ -440,11 +441,15 @@ def test_follow_up_work_of_a_handler_commits_with_its_receipt(worker, declare, k
         assert tx.scalar(text("select count(*) from durable.deliveries where id = :id"), {"id": gone}) == 0
 
 
-def test_a_worker_without_the_handler_leaves_a_remark_that_stops_nothing(worker, database, kind, make, row):
+def test_a_worker_without_the_handler_leaves_a_remark_that_stops_no_claim_and_slows_the_hints(
+    worker, database, kind, make, row, carrier, clock
+):
     made = make()
     assert wait_for_handler(database, kind.name, made.id) is True
     assert row(made.id).waiting_for == "handler"
-    assert wait_for_handler(database, kind.name, made.id) is False
+    assert dispatch(database, carrier) == 0, "a misspelt kind must not cost Celery an error a second"
+    clock.advance(seconds=11)
+    assert dispatch(database, carrier) == 1
     assert perform(worker, kind, made.id).outcome is Outcome.SENT
     assert row(made.id).waiting_for is None
 

@@ -16,6 +16,7 @@ from durable_core import (
     IdempotencyConflict,
     InvalidArguments,
     InvalidOption,
+    SchemaBehind,
     UnsupportedTransaction,
     deliveries,
     enqueue_by_name,
@@ -23,6 +24,7 @@ from durable_core import (
     wakes,
 )
 from durable_core.database.transactions import sqlstate
+from durable_core.testing import create_database, drop_database
 
 DOORS = ["Session", "scoped_session", "Connection", "psycopg"]
 
@@ -507,3 +509,24 @@ def test_a_session_whose_info_was_cleared_commits_as_ever(engine, kind, carrier)
         kind.enqueue(session, 2)
         session.info.clear()
         session.rollback()
+
+
+def test_a_forgotten_session_is_told_as_such(kind):
+    with pytest.raises(UnsupportedTransaction, match="hand over a SQLAlchemy Session"):
+        kind.enqueue(1)
+
+
+def test_a_forgotten_migrate_is_told_with_the_command(services, kind):
+    url = create_database(services.database_url, "durable_nothing_installed")
+    bare = create_engine(url)
+    try:
+        with Session(bare) as session, pytest.raises(SchemaBehind, match="run `durable migrate`"):
+            kind.enqueue(session, 1)
+    finally:
+        bare.dispose()
+        drop_database(url, "durable_nothing_installed")
+
+
+def test_a_decorator_without_its_name_is_a_definition_error():
+    with pytest.raises(DefinitionError, match="in parentheses"):
+        durable_core.delivery(lambda step: None)
