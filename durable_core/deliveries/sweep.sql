@@ -43,8 +43,9 @@ picked as materialized (
         ) as window_of_due
     ) as due
     cross join lateral (
-        -- Neither claimed nor hinted by dispatch yet: this hint may go by the row's own id.
-        select d.id, d.attempts = 0 and d.hint_at = d.due_at as first
+        -- Never claimed nor hinted: this hint may go by the row's own id. A row that was due at once was hinted by
+        -- its caller's commit, and two tasks of one id would hide each other in Flower.
+        select d.id, d.attempts = 0 and d.hint_at = d.due_at and d.due_at > d.created_at as first
         from durable.deliveries d
         where d.state = 'pending' and d.queue = q.queue and d.hint_at <= (select durable.durable_now())
         order by d.hint_at

@@ -244,3 +244,10 @@ def test_a_sweep_that_still_runs_is_not_joined_by_another_until_it_must_be_dead(
     finally:
         finish.set()
         first.join()
+
+
+def test_a_row_that_its_callers_commit_has_hinted_is_not_hinted_by_its_own_id_again(database, make, carrier):
+    """Two tasks of one id would hide each other in Flower."""
+    at_once = make()
+    assert sweep.dispatch(database, carrier) == 1
+    assert [(hint.id, hint.first) for hint in carrier.published] == [(at_once.id, False)]
