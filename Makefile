@@ -3,17 +3,20 @@ PYTHON ?= python3
 # More arguments for pytest: make test ARGS="-k retry"
 ARGS ?=
 
-.PHONY: help demo test lint spec setup lock
+.PHONY: help demo test test-long lint spec setup lock
 .DEFAULT_GOAL := help
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: setup ## run an example shop while its workers are killed, and count what was lost: nothing
 	@.venv/bin/durable demo
 
 test: setup ## run all tests against a real Postgres and a real Valkey
 	@.venv/bin/python .ci/tests.py $(ARGS)
+
+test-long: setup ## run the scenarios that stop, freeze and fill servers of their own; ARGS=--full-size for their full size
+	@.venv/bin/python .ci/tests.py --long $(ARGS)
 
 lint: setup ## check style and types
 	@.venv/bin/ruff check .

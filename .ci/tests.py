@@ -1,8 +1,8 @@
 """
 Run the whole suite: first what may run side by side, then, two at a time, what starts processes of its own.
 
-Every lane runs whatever the others say. The last line is the sum of all, after the reasons of all skips.
-More arguments go to pytest as they are.
+With `--long`, run the scenarios that stop, freeze and fill servers of their own instead. Every lane runs whatever the
+others say. The last line is the sum of all, after the reasons of all skips. More arguments go to pytest as they are.
 """
 
 import subprocess
@@ -13,11 +13,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGES = (
+ELSEWHERE = ("--ignore=tests/celery", "--ignore=tests/faults")
+SUITE = (
     {"parallel": ["-n", "2", "-m", "not serial"]},
     # Both wait for their processes most of the time, so together they take little longer than one.
-    {"workers": ["-m", "serial", "tests/celery"], "serial": ["-m", "serial", "--ignore=tests/celery"]},
+    {"workers": ["-m", "serial", "tests/celery"], "serial": ["-m", "serial", *ELSEWHERE]},
 )
+SCENARIOS = ({"faults": ["-n", "2", "--dist", "loadfile", "tests/faults"]},)
 NO_TESTS_COLLECTED = 5
 
 
@@ -26,8 +28,10 @@ def main(arguments: list[str]) -> int:
     reasons: Counter[str] = Counter()
     unfinished: list[str] = []
     healthy = True
+    stages = SCENARIOS if arguments[:1] == ["--long"] else SUITE
+    arguments = arguments[1:] if stages is SCENARIOS else arguments
     with tempfile.TemporaryDirectory(prefix="durable-tests-") as folder:
-        for stage in STAGES:
+        for stage in stages:
             for lane, code, report in run(stage, arguments, Path(folder)):
                 healthy = healthy and code in (0, NO_TESTS_COLLECTED)
                 if code not in (0, 1, NO_TESTS_COLLECTED) or not report.exists():

@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, time
+from decimal import Decimal
 from functools import cached_property
 from typing import Any, Union
 
@@ -61,8 +62,31 @@ def check(value: object, at: str = "", depth: int = 0) -> None:
         raise Unfit(f"{type(value).__name__}{where} is not JSON")
 
 
-_written = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
-"""The canonical text of a value that was checked."""
+_encoded = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+def _written(value: object) -> str:
+    """The canonical text of a value that was checked."""
+    text = _encoded(value)
+    # Seen in the text, for a look at every number would cost more; a string that looks so costs a moment.
+    return _spelled_out(value) if "e+" in text or "-0.0" in text else text
+
+
+def _spelled_out(value: object) -> str:
+    """
+    The same, with its floats as jsonb gives them back.
+
+    jsonb keeps 1e+16 as 10000000000000000, which a reader takes for an integer, and knows no
+    negative zero. So a large float is written with all its digits and `.0`, and -0.0 as 0.0.
+    """
+    if isinstance(value, float):
+        text = float.__repr__(value or 0.0)
+        return f"{Decimal(text):f}.0" if "e+" in text else text
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{_encoded(key)}:{_spelled_out(value[key])}' for key in sorted(value))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_spelled_out(item) for item in value)}]"
+    return _encoded(value)
 
 
 def canonical(value: object) -> str:
@@ -152,7 +176,10 @@ class Signature:
     def __init__(self, kind: str, handler: Callable[..., object]) -> None:
         self.kind = kind
         self._handler = handler
-        parameters = list(inspect.signature(handler).parameters.values())
+        try:
+            parameters = list(inspect.signature(handler).parameters.values())
+        except (TypeError, ValueError) as unreadable:
+            raise DefinitionError(f"kind {kind!r}: a handler is a function that Python can describe.") from unreadable
         if not parameters or parameters[0].kind in (
             inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.KEYWORD_ONLY,
         ):  # fmt: skip
@@ -207,23 +234,21 @@ class Signature:
         try:
             bound = self._signature.bind(*args, **kwargs).arguments
         except TypeError as refused:
-            raise InvalidArguments(self.kind, _culprit(refused, kwargs, self._parameters), str(refused)) from None
+            culprit = _culprit(refused, kwargs, self._parameters)
+            raise InvalidArguments(self.kind, clean_text(culprit, 100), clean_text(str(refused), 300)) from None
         packed: dict[str, str] = {}
         for name, given in bound.items():
             argument = self._argument(name)
             try:
                 text = argument.text(given)
             except Unfit as unfit:
-                raise InvalidArguments(self.kind, name, str(unfit)) from None
+                raise InvalidArguments(self.kind, name, clean_text(str(unfit), 300)) from None
             # Compared as text: to Python True is 1 and 1.0 is 1, to a handler they are not.
             if text != argument.default_text:
                 packed[name] = f"{argument.key}{text}"
         whole = f"{{{','.join(packed[name] for name in sorted(packed))}}}"
         if (size := len(whole.encode())) > MAX_BYTES:
-            raise InvalidArguments(
-                self.kind, max(packed, key=lambda name: len(packed[name])),
-                f"the arguments take {size} bytes, more than {MAX_BYTES}; store the data and pass its id",
-            )  # fmt: skip
+            raise InvalidArguments(self.kind, max(packed, key=lambda name: len(packed[name])), _too_big(size))
         return whole
 
     def _argument(self, name: str) -> Argument:
@@ -267,16 +292,32 @@ def _culprit(refused: TypeError, kwargs: Mapping[str, object], parameters: Seque
     return "arguments"
 
 
+def _too_big(size: int) -> str:
+    return f"the arguments take {size} bytes, more than {MAX_BYTES}; store the data and pass its id"
+
+
+def by_name(kind: str, arguments: object) -> Mapping[str, object]:
+    """The arguments, if they are a mapping of names. Raises InvalidArguments."""
+    if not isinstance(arguments, Mapping):
+        got = type(arguments).__name__
+        raise InvalidArguments(kind, "arguments", f"a mapping of names to values is needed; got {got}")
+    for name in arguments:
+        if not isinstance(name, str):
+            raise InvalidArguments(kind, clean_text(repr(name), 100), f"a name is text, and not {type(name).__name__}")
+    return arguments
+
+
 def packed_freely(kind: str, arguments: Mapping[str, object]) -> str:
     """The canonical text for a kind whose code is not here; checked as JSON, not against a signature."""
     for name, value in arguments.items():
         try:
             check({name: value})
         except Unfit as unfit:
-            raise InvalidArguments(kind, clean_text(str(name), 100), str(unfit)) from None
+            raise InvalidArguments(kind, clean_text(name, 100), clean_text(str(unfit), 300)) from None
     text = _written(dict(arguments))
     if (size := len(text.encode())) > MAX_BYTES:
-        raise InvalidArguments(kind, "arguments", f"they take {size} bytes, more than {MAX_BYTES}")
+        largest = max(arguments, key=lambda name: len(_written(arguments[name])))
+        raise InvalidArguments(kind, clean_text(largest, 100), _too_big(size))
     return text
 
 

@@ -263,6 +263,18 @@ class TooOldServer(DurableError):
         return f"this is PostgreSQL {self.found}; durable work needs PostgreSQL 15 or newer."
 
 
+class UnsafePooler(DurableError):
+    """The database is reached through a pooler that would mix up the prepared statements of its clients."""
+
+    reason = "POOLER_UNSAFE"
+
+    def __str__(self) -> str:
+        return (
+            "between this process and the database is a pooler in transaction mode (PgBouncer?) that mixes up prepared "
+            'statements: make the engine with connect_args={"prepare_threshold": None}.'
+        )
+
+
 class NotInstalled(DurableError):
     """Something this process needs was never set: database, carrier, install or SMTP."""
 

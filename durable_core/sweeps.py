@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
 from durable_core.database.connections import Database
 from durable_core.database.statements import beside
-from durable_core.database.transactions import Row, Transaction, checked, run, said
+from durable_core.database.transactions import DATABASE_ERRORS, Row, Transaction, checked, run, said
 from durable_core.deliveries import sweep as deliveries
+from durable_core.deliveries.stuck import cut_off
 
 log = logging.getLogger("durable.sweep")
 _statements = beside(__file__)
@@ -23,6 +26,9 @@ CONTROL_QUEUE = "durable.control"
 
 LATE_AFTER = 3
 """Intervals after which a sweep counts as driven by nobody."""
+
+BY_A_WORKER = " (a worker)"
+"""After the host of a sweep that a worker ran because nobody else did."""
 
 PATIENCE_SECONDS = 15.0
 """A sweep that has not ended is taken for killed after so long, and the next one begins."""
@@ -62,6 +68,17 @@ class Sweep:
         return f"durable.{self.name}"
 
 
+def _reap(database: Database, bounds: Bounds) -> int:
+    """First those who hold a row past its time, so that a row is not skipped as locked for ever."""
+    began = time.monotonic()
+    cut_off(database, grace_seconds=bounds.lease_seconds)
+    if time.monotonic() - began > bounds.heartbeat_seconds:
+        # For a lock on the whole table, say. The owners' beats have waited too, and may come first.
+        log.warning("reap_had_to_wait")
+        return 0
+    return deliveries.reap(database, heartbeat_seconds=bounds.heartbeat_seconds)
+
+
 SWEEPS: tuple[Sweep, ...] = (
     Sweep(
         "dispatch", 1.0, "hints that were lost, and rows that have become due",
@@ -70,7 +87,7 @@ SWEEPS: tuple[Sweep, ...] = (
     ),
     Sweep(
         "reap", 5.0, "rows whose worker was lost",
-        lambda database, bounds: deliveries.reap(database, heartbeat_seconds=bounds.heartbeat_seconds),
+        _reap,
         takes_from_owners=True,
         rescues=True,
     ),
@@ -87,7 +104,7 @@ def named(name: str) -> Sweep:
     return found
 
 
-def run_sweep(database: Database, sweep: Sweep, bounds: Bounds) -> dict[str, object]:
+def run_sweep(database: Database, sweep: Sweep, bounds: Bounds, *, by_a_worker: bool = False) -> dict[str, object]:
     """
     Run a sweep, unless one of its name began less than its rest ago or still runs, by the database's clock.
 
@@ -96,11 +113,14 @@ def run_sweep(database: Database, sweep: Sweep, bounds: Bounds) -> dict[str, obj
     killed. So a backlog of sweep messages, or five beats, cost one statement each.
 
     The answer says what moved, or why nothing was tried. Raises what the sweep raised, after
-    noting it in `durable.loops`.
+    noting it in `durable.loops` if the database still takes that.
+    `by_a_worker` is noted there too: the sweep was late and its usual driver is missing.
     """
+    host = socket.gethostname() + BY_A_WORKER * by_a_worker
+    database = database.bounded(PATIENCE_SECONDS)
     with database.autocommit() as connection:
         rows = run(
-            connection, _statements.begin, name=sweep.name, host=socket.gethostname(),
+            connection, _statements.begin, name=sweep.name, host=host,
             rest_seconds=sweep.interval - sweep.every / 2, patience_seconds=PATIENCE_SECONDS,
             lease_seconds=bounds.lease_seconds, heartbeat_seconds=bounds.heartbeat_seconds,
         )  # fmt: skip
@@ -113,7 +133,8 @@ def run_sweep(database: Database, sweep: Sweep, bounds: Bounds) -> dict[str, obj
     try:
         moved = sweep.run(database, bounds)
     except Exception as error:
-        _end(database, sweep, began_at, 0, said(error))
+        with suppress(*DATABASE_ERRORS):  # of a database that went away: what the sweep raised is the news
+            _end(database, sweep, began_at, 0, said(error))
         raise
     _end(database, sweep, began_at, moved, None)
     return {"moved": moved}

@@ -3,7 +3,10 @@
 -- after:  it has begun now; no row back means another just did, and this one is to return at once
 -- locks:  the sweep's line
 with clock as materialized (
-    select durable.durable_now() as now
+    select durable.durable_now() as now,
+        -- The book does not wait for a standby: with that gone, sweeps would wait in every slot of a worker.
+        set_config('synchronous_commit',
+            case current_setting('synchronous_commit') when 'off' then 'off' else 'local' end, true) as unreplicated
 ),
 begun as (
     insert into durable.loops as l (name, began_at, host)
@@ -14,7 +17,16 @@ begun as (
         -- After a gap longer than a lease, or a server that came back meanwhile, every lease may be over
         -- although every worker lives: wait for one heartbeat before anything is taken from its owner.
         hold_until = case
-            when excluded.began_at - l.began_at > make_interval(secs => :lease_seconds)
+            -- After a clock set back the instant to wait for may lie hours ahead; the leases live longer by as much.
+            when l.began_at > excluded.began_at then null
+            when (excluded.began_at - l.began_at > make_interval(secs => :lease_seconds)
+                    -- But not twice in a row: a reap that always comes less often than once a lease would else
+                    -- never take anything, and a worker without beat may come that seldom.
+                    and not coalesce(l.hold_until > l.began_at, false))
+                -- What stopped the run before, or held it up, may have done the same to their beats: a lock on the table.
+                or l.error is not null
+                or coalesce(l.ended_at - l.began_at not between interval '0'
+                    and make_interval(secs => :heartbeat_seconds), true)
                 or (pg_postmaster_start_time() > l.began_at
                     -- A clock set back makes every start look new until it has caught up.
                     and pg_postmaster_start_time() <= excluded.began_at)
@@ -25,7 +37,9 @@ begun as (
         -- One that still runs is left to run: two dispatches at once would each fill the same gap.
         -- One that never ends was killed, and is waited for no longer than this.
         and (l.ended_at >= l.began_at
-            or l.began_at <= excluded.began_at - make_interval(secs => :patience_seconds))
+            or l.began_at <= excluded.began_at - make_interval(secs => :patience_seconds)
+            -- The server came back since: whatever ran then has ended with it.
+            or (pg_postmaster_start_time() > l.began_at and pg_postmaster_start_time() <= excluded.began_at))
         -- A clock set back must not stop the sweeps until it has caught up.
         or l.began_at > excluded.began_at
     returning l.began_at, l.hold_until
@@ -37,15 +51,22 @@ select b.began_at, coalesce(b.hold_until > b.began_at, false) as held_back from 
 -- after:  its line says what it moved, or its error
 -- locks:  the sweep's line
 update durable.loops l
-set ended_at = durable.durable_now(), moved = :moved, error = :error
+set ended_at = book.now, moved = :moved, error = :error
+from (
+    select durable.durable_now() as now,
+        set_config('synchronous_commit',
+            case current_setting('synchronous_commit') when 'off' then 'off' else 'local' end, true) as unreplicated
+) as book
 where l.name = :name and l.began_at = :began_at
 
 -- name: late
--- The sweeps that began longer ago than they may, or never.
+-- The sweeps that began longer ago than they may, or never; or as far ahead, as a clock set back leaves them.
 select a.name
 from jsonb_to_recordset(cast(:allowed as jsonb)) as a (name text, seconds float8)
 left join durable.loops l on l.name = a.name
-where l.began_at is null or durable.durable_now() - l.began_at > make_interval(secs => a.seconds)
+where l.began_at is null
+   or durable.durable_now() - l.began_at
+        not between make_interval(secs => -a.seconds) and make_interval(secs => a.seconds)
 
 -- name: read
 select l.name, l.began_at, l.ended_at, l.moved, l.error, l.host,

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hypothesis
 import pytest
@@ -38,6 +38,11 @@ hypothesis.settings.load_profile("durable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full-size",
+        action="store_true",
+        help="run scenarios as large as their reports",
+    )
     parser.addoption("--seed", type=int, default=None, help="repeat a run: the seed that its header printed")
 
 
@@ -58,6 +63,20 @@ def seed(request: pytest.FixtureRequest) -> int:
     """The seed of this run; the same in every process of it."""
     value: int = request.config.option.seed
     return value
+
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="session")
+def sized(request: pytest.FixtureRequest) -> Callable[[T, T], T]:
+    """How large a scenario is: `sized(500, 100_000)` is 500, and 100,000 with --full-size."""
+    full: bool = request.config.option.full_size
+
+    def _sized(test_size: T, full_size: T) -> T:
+        return full_size if full else test_size
+
+    return _sized
 
 
 @pytest.fixture(scope="session")

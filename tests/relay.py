@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 @dataclass
 class Cut:
-    """One cut, made once: at the first message that holds `words`."""
+    """One cut, made once: at the first message that holds `words`. A silent one leaves the client's side open."""
 
     words: bytes
     arrives: bool
+    silent: bool = False
     done: bool = False
 
 
@@ -35,6 +36,16 @@ class Relay:
     def cut_after(self, words: bytes) -> Cut:
         """Lose the connection once the server has answered the next message with these words."""
         self._cut = Cut(words, arrives=True)
+        return self._cut
+
+    def silence_before(self, words: bytes) -> Cut:
+        """Swallow the next message with these words and all after it: the client waits for an answer."""
+        self._cut = Cut(words, arrives=False, silent=True)
+        return self._cut
+
+    def silence_after(self, words: bytes) -> Cut:
+        """Let the next message with these words arrive, and swallow its answer: the client waits for it."""
+        self._cut = Cut(words, arrives=True, silent=True)
         return self._cut
 
     def close(self) -> None:
@@ -64,17 +75,30 @@ class Relay:
             while message := client.recv(1 << 20):
                 cut = self._due(message)
                 if cut is not None and not cut.arrives:
+                    if cut.silent:
+                        _drain(client)
                     return
                 if cut is not None:
                     lose_answer.set()
                 server.sendall(message)
+                if cut is not None and cut.silent:
+                    _drain(client)
+                    return
 
     def _down(self, client: socket.socket, server: socket.socket, lose_answer: threading.Event) -> None:
         with _ending(client, server):
             while message := server.recv(1 << 20):
                 if lose_answer.is_set():
+                    if self._cut is not None and self._cut.silent:
+                        continue
                     return
                 client.sendall(message)
+
+
+def _drain(client: socket.socket) -> None:
+    """Hear the client out until it gives up."""
+    while client.recv(1 << 20):
+        pass
 
 
 @contextmanager

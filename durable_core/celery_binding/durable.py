@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+from billiard import common as billiard
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery
 
@@ -15,6 +17,9 @@ from durable_core.celery_binding.settings import Settings, database_of
 from durable_core.database.connections import Database
 from durable_core.deliveries.worker import Worker
 from durable_core.sweeps import CONTROL_QUEUE
+
+_told_to_end: Callable[[], bool] = getattr(billiard, "terminate_handler_fired", lambda: False)
+"""Whether this pool child has received TERM; before billiard 4.3 nobody can tell."""
 
 
 class Durable:
@@ -47,7 +52,12 @@ class Durable:
                 holder = self.settings.holder()
                 self._worker = (
                     os.getpid(),
-                    Worker(self.database, holder, time_limits=(SoftTimeLimitExceeded,)),
+                    Worker(
+                        self.database,
+                        holder,
+                        time_limits=(SoftTimeLimitExceeded,),
+                        told_to_end=_told_to_end,
+                    ),
                 )
             return self._worker[1]
 

@@ -12,11 +12,12 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery
-from kombu import Connection, Queue
+from kombu import Connection, Queue, exceptions
+from kombu.exceptions import OperationalError
 from kombu.utils.uuid import uuid
 
 from durable_core.wakes import Hint
@@ -34,6 +35,10 @@ SOCKET_SECONDS = 2.0
 
 BATCH = 100
 """Messages in one round trip: of an error in it, any number of them may have gone out."""
+
+BATCH_FAILED: tuple[type[Exception], ...] = (
+    (exceptions.BatchPublishError,) if hasattr(exceptions, "BatchPublishError") else ()  # from kombu 5.7
+)
 
 BREAKER_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0)
 """After each failure in a row nothing is tried for so long; hints of that time are left to dispatch."""
@@ -131,9 +136,20 @@ class _Line:
         return found
 
 
-def _batch(producer: Any) -> AbstractContextManager[Any]:
+@contextmanager
+def _batch(producer: Any) -> Iterator[None]:
     """Messages on their way in one round trip for BATCH of them, where kombu can (from 5.7); else one by one."""
-    return producer.batch(max_size=BATCH) if hasattr(producer, "batch") else nullcontext()
+    if not hasattr(producer, "batch"):
+        yield
+        return
+    try:
+        with producer.batch(max_size=BATCH):
+            yield
+    except BATCH_FAILED as failed:
+        # It says no more than that; the reason is in its cause, there after the whole first message of the batch.
+        cause = failed.__cause__ or failed
+        reason = str(cause).rpartition(" of pipeline caused error: ")[2]
+        raise OperationalError(f"{type(cause).__name__}: {reason}") from failed
 
 
 class CeleryCarrier:

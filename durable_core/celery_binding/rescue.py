@@ -1,8 +1,8 @@
 """
 Rescue goes on without beat: a thread in each worker process runs dispatch and reap when nobody else does.
 
-It has connections of its own, so a busy pool cannot hold it up, and is no part of the
-heartbeat, so a frozen broker cannot hold that up. Any number may find a sweep late at once:
+It has connections of its own, open while it looks, so a busy pool cannot hold it up, and is
+no part of the heartbeat, so a frozen broker cannot hold that up. Any number may find a sweep late at once:
 one of them runs it.
 """
 
@@ -47,6 +47,10 @@ class Rescue:
             except Exception:
                 # Whatever is away comes back, or somebody else's sweep gets through.
                 log.debug("rescue_failed", exc_info=True)
+            finally:
+                # Kept open it would be a third connection of every child, at rest almost all the time.
+                if self._database is not None:
+                    self._database.renew()
 
     def _look(self) -> None:
         if self._database is None:
@@ -57,4 +61,4 @@ class Rescue:
             self._say_again_at = time.monotonic() + SAY_AGAIN_SECONDS
             log.warning("sweeps_late_and_run_by_a_worker", extra={"sweeps": [sweep.name for sweep in found]})
         for sweep in found:
-            run_sweep(self._database, sweep, self._durable.settings.bounds())
+            run_sweep(self._database, sweep, self._durable.settings.bounds(), by_a_worker=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
+from billiard.process import current_process
 from celery.exceptions import Retry as CeleryRetry
 
 from durable_core import kinds
 from durable_core.celery_binding.durable import Durable
+from durable_core.database.transactions import DATABASE_ERRORS, is_infrastructure, said
 from durable_core.deliveries import attempt
 from durable_core.deliveries.declare import DeliveryKind
 from durable_core.deliveries.read import checked_id
@@ -60,7 +63,10 @@ def register_kind(durable: Durable, kind: DeliveryKind[..., Any]) -> None:
         def deliver(_task: Any, id: object = None, **_: object) -> str:
             try:
                 attempted = _attempted(durable, kind, id)
+                if attempted.outcome is Outcome.UNAVAILABLE:
+                    _leave_if_spent()
             except Exception as error:
+                _leave_if_spent()
                 # Its text stays here: events go through the broker, and it may hold what was in the arguments.
                 log.exception("attempt_not_made", extra={"row_id": str(id)[:60], "kind": kind.name})
                 raise AttemptNotMade(type(error).__name__) from None
@@ -81,6 +87,21 @@ def _attempted(durable: Durable, kind: DeliveryKind[..., Any], row_id: object) -
     except NotFound:
         return Attempted(Outcome.NOTHING_TO_DO, "", kind.name)
     return attempt.perform(durable.worker, kind, checked)
+
+
+def _leave_if_spent() -> None:
+    """
+    End a pool child that has no file descriptor left; the parent starts another and gives back what this one held.
+
+    Handlers of any task may have leaked them. It could act on no hint, and would take one after the other.
+    """
+    try:
+        os.close(os.dup(2))
+    except OSError as error:
+        if current_process().name == "MainProcess":
+            return
+        log.error("child_without_descriptors", extra={"error": str(error)})
+        raise SystemExit(os.EX_OSERR) from None
 
 
 def _told(attempted: Attempted) -> str:
@@ -115,4 +136,11 @@ def register_sweep(durable: Durable, name: str) -> None:
     )  # fmt: skip
     def sweep(**_: object) -> dict[str, object]:
         (meant,) = (one for one in durable.settings.sweeps() if one.name == name)
-        return run_sweep(durable.database, meant, durable.settings.bounds())
+        try:
+            return run_sweep(durable.database, meant, durable.settings.bounds())
+        except DATABASE_ERRORS as error:
+            if not is_infrastructure(error):
+                raise
+            # Beat offers it again within seconds: one line each time, and no screens of traceback in an outage.
+            log.warning("sweep_not_answered", extra={"sweep": name, "error": said(error)})
+            raise CeleryRetry("no answer from the database, will be offered again") from None

@@ -18,11 +18,13 @@ import logging
 import re
 import ssl
 from collections import Counter
+from queue import Empty
 from typing import Any
 
-from kombu.transport import TRANSPORT_ALIASES
+from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.transport import redis as stock
 from kombu.utils.uuid import uuid
+from redis.exceptions import ResponseError
 
 from durable_core.arguments import clean_text
 from durable_core.celery_binding.publish import QUEUE_PREFIX
@@ -139,6 +141,10 @@ def _drop(reason: str, queue: str) -> None:
 class _GuardedDeliveries:
     """Mixed into kombu's Transport: nothing of our queues reaches Celery but what `rebuilt` made."""
 
+    connection_errors = (*stock.Transport.connection_errors, ResponseError)
+    """What a worker outlives. READONLY after a failover, OOM over the memory limit or MISCONF on a full disk pass, as a
+    lost connection does; on a stock worker each ends the main process."""
+
     failed_in_delivery = False
 
     def _deliver(self, message: Any, queue: str) -> None:
@@ -167,9 +173,35 @@ class _GuardedReading:
             _drop("not JSON", type(error).__name__)
             return True
 
+    def close(self) -> None:
+        """
+        Close, whatever the socket says.
+
+        Stock kombu (5.7) reads it once more, stops half-way when it is broken, and comes back to the
+        channel without its connection: with one message received and not yet begun, that ends the worker.
+        """
+        if self._in_poll:  # type: ignore[attr-defined]
+            try:
+                self._brpop_read()
+            except (Empty, *self.connection_errors):  # type: ignore[attr-defined]
+                pass  # nothing came, or the broker is gone: either way there is nothing left to read
+        super().close()  # type: ignore[misc]
+
+
+class GuardedQoS(stock.QoS):
+    """Counts what a consumer may still be given; a message that is acknowledged leaves the count in any case."""
+
+    def ack(self, delivery_tag: str) -> None:
+        """Celery logs a refusal and goes on: a message that stayed in the count would keep a slot empty for ever."""
+        try:
+            super().ack(delivery_tag)
+        except BaseException:
+            virtual.QoS.ack(self, delivery_tag)
+            raise
+
 
 class GuardedChannel(_GuardedReading, stock.Channel):
-    pass
+    QoS = GuardedQoS
 
 
 class GuardedTransport(_GuardedDeliveries, stock.Transport):  # type: ignore[misc]
@@ -188,7 +220,7 @@ class GuardedSecureTransport(GuardedTransport):
 
 
 class GuardedSentinelChannel(_GuardedReading, stock.SentinelChannel):
-    pass
+    QoS = GuardedQoS
 
 
 class GuardedSentinelTransport(_GuardedDeliveries, stock.SentinelTransport):  # type: ignore[misc]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from contextlib import suppress
 from typing import Any
 
 from celery import signals
@@ -17,6 +18,7 @@ from durable_core.celery_binding.rescue import Rescue
 from durable_core.celery_binding.tasks import check_names
 from durable_core.claims.claim import OWNER_VARIABLE
 from durable_core.database.migrate import check
+from durable_core.database.poolers import refuse_unsafe_pooler
 from durable_core.deliveries.attempt import wait_for_handler
 from durable_core.deliveries.read import checked_id
 from durable_core.errors import DurableError, NotFound
@@ -55,11 +57,19 @@ def connect(durable: Durable) -> None:
             check_names(durable)
             with durable.database.engine.connect() as connection:
                 check(connection)
+            refuse_unsafe_pooler(durable.database)
         except DurableError as error:
             raise SystemExit(f"durable: {error}") from None
         except Exception as error:
             # A database that is away says nothing about its schema, and workers must outlive such a time.
             log.warning("schema_not_checked", extra={"error": f"{type(error).__name__}: {error}"[:300]})
+
+    def read_ahead(sender: Any = None, **_: Any) -> None:
+        """Before the fork, what each child would import and build at its first delivery, out of that one's time."""
+        if getattr(sender, "app", app) is app:
+            for kind in kinds.deliveries:
+                with suppress(Exception):  # what is wrong with a handler's annotations is told by its first attempt
+                    kind.signature.model  # noqa: B018
 
     def in_a_child(**_: Any) -> None:
         durable.after_fork()
@@ -106,6 +116,7 @@ def connect(durable: Durable) -> None:
         (signals.celeryd_init, draw_owner),
         (signals.celeryd_after_setup, consume_ours),
         (signals.worker_init, refuse_wrong_schema),
+        (signals.worker_init, read_ahead),
         (signals.worker_process_init, in_a_child),
         (signals.worker_ready, watch_children),
         (signals.worker_shutting_down, begin_grace),

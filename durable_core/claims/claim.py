@@ -30,6 +30,9 @@ from durable_core.errors import DefinitionError
 LOCK_WAIT = "5s"
 """How long a transaction of ours waits for a row lock before it lets go and tries again."""
 
+LEAST_ANSWER_SECONDS = 5.0
+"""A busy disk may take seconds for a COMMIT; one that is given up costs a look at the row."""
+
 OWNER_VARIABLE = "DURABLE_OWNER"
 """Environment variable by which a worker's parent hands its nonce to its children, spawned ones included."""
 
@@ -60,6 +63,11 @@ class Holder:
                 f"durable_lease_seconds={self.lease_seconds:g} is less than three heartbeats of "
                 f"{self.heartbeat_seconds:g} s: one late beat would lose the claim. Make the lease longer."
             )
+
+    @property
+    def answer_seconds(self) -> float:
+        """How long an answer of the database is waited for, COMMIT's included: a third of a lease, at least 5 s."""
+        return max(LEAST_ANSWER_SECONDS, self.lease_seconds / 3)
 
     @property
     def parameters(self) -> dict[str, object]:
@@ -138,7 +146,7 @@ def lock(connection: Connection, statements: Statements, claim: Claim) -> Locked
     connection.begin()
     driver = raw(connection)
     with driver.pipeline():
-        bound = _sent(driver, statements.bound, {"lock_timeout": LOCK_WAIT})
+        bound = _sent(driver, statements.bound, {**claim.naming, "lock_timeout": LOCK_WAIT})
         locked = _sent(driver, statements.lock, claim.naming)
         was = bound.fetchone()
         row = locked.fetchone()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
 from durable_core.claims.claim import Claim, Holder
-from durable_core.database.connections import Database
+from durable_core.database.connections import Database, raw
 from durable_core.database.statements import Statements
-from durable_core.database.transactions import run
+from durable_core.database.transactions import run, said
 
 log = logging.getLogger("durable.heartbeat")
 
@@ -23,7 +24,14 @@ class Held:
 
     claim: Claim
     statements: Statements
+    kept_until: float
+    """By `time.monotonic()`: a lease after the claim, or the beat, was sent by which the database last said it ours."""
     lost: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether somebody else has the row, or may have it: no beat got through for a whole lease."""
+        return self.lost.is_set() or time.monotonic() >= self.kept_until
 
 
 class Heartbeat:
@@ -51,7 +59,7 @@ class Heartbeat:
         """Take a claim into care; the thread starts with the first, anew in a forked child."""
         if self._pid != os.getpid():
             self._reset()
-        held = Held(claim, statements)
+        held = Held(claim, statements, claim.taken_at + self._holder.lease_seconds)
         with self._lock:
             self._held.add(held)
             if self._thread is None or not self._thread.is_alive():
@@ -76,13 +84,17 @@ class Heartbeat:
             thread.join(timeout=self._holder.heartbeat_seconds)
 
     def _run(self, stop: threading.Event) -> None:
-        while not stop.wait(self._holder.heartbeat_seconds):
+        pause = self._holder.heartbeat_seconds
+        while not stop.wait(pause):
             try:
                 self.beat()
-            except Exception:
+                pause = self._holder.heartbeat_seconds
+            except Exception as error:
                 # Not the handler's business: leases lapse, others take the rows, the fence refuses us.
-                log.warning("heartbeat_failed", exc_info=True)
+                log.warning("heartbeat_failed", extra={"error": said(error)})
                 self._drop_connection()
+                # When the database is back, reap waits for one heartbeat: ours is to come well before.
+                pause = self._holder.heartbeat_seconds / 4
         self._drop_connection()
 
     def beat(self) -> None:
@@ -93,7 +105,11 @@ class Heartbeat:
             mine = [h for h in held if h.statements is statements]
             if self._connection is None or self._connection.closed:
                 self._connection = self._database.detached()
-            with self._connection.begin():
+            with (
+                self._database.watch.over(raw(self._connection), self._holder.answer_seconds),
+                self._connection.begin(),
+            ):
+                sent_at = time.monotonic()
                 rows = run(
                     self._connection,
                     statements.keep,
@@ -103,7 +119,9 @@ class Heartbeat:
                 )
             lost = {(str(row["id"]), row["fence"]) for row in rows if not row["still_ours"]}
             for h in mine:
-                if (h.claim.id, h.claim.fence) in lost and not h.lost.is_set():
+                if (h.claim.id, h.claim.fence) not in lost:
+                    h.kept_until = sent_at + self._holder.lease_seconds
+                elif not h.lost.is_set():
                     h.lost.set()
                     log.warning(
                         "claim_lost",

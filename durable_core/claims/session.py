@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import psycopg
 from psycopg.errors import DivisionByZero
 from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -30,6 +33,25 @@ OPEN_TOO_LONG_SECONDS = 5.0
 
 Effect = Callable[[Session], object]
 """Written inside the commit. Must be re-runnable: a commit that is tried again runs it again."""
+
+
+EXIT_OF_A_COPY = 70
+"""With this a forked copy ends, unless it asked for an exit code of its own."""
+
+
+def leave_if_forked(pid: int) -> None:
+    """
+    End this process here if it is a copy that user code forked: called wherever such code comes back to us.
+
+    The claim, the connections and the pool's pipes are its parent's. A copy that went on would report on
+    the row over the parent's socket, and take messages from the parent's pipe.
+    """
+    if os.getpid() == pid:
+        return
+    leaving = sys.exc_info()[1]
+    log.warning("forked_copy_ended", extra={"parent_pid": pid, "left_by": type(leaving).__name__})
+    asked = (leaving.code or 0) if isinstance(leaving, SystemExit) else EXIT_OF_A_COPY
+    os._exit(asked if isinstance(asked, int) else EXIT_OF_A_COPY)
 
 
 class _Guarded:
@@ -79,12 +101,15 @@ class StepTransaction:
     take the row, however long it lasts.
     """
 
-    def __init__(self, database: Database, statements: Statements, claim: Claim) -> None:
+    def __init__(self, database: Database, statements: Statements, claim: Claim, answer_seconds: float) -> None:
         self._database, self._statements, self._claim = database, statements, claim
+        self._answer_seconds = answer_seconds
         self._connection: Connection | None = None
         self._locked: Locked | None = None
         self._session: Session | None = None
         self._opened_at = 0.0
+        self._pid = os.getpid()
+        self._opening = threading.RLock()  # a handler's threads may be the first to ask, all at once
 
     @property
     def used(self) -> bool:
@@ -105,21 +130,26 @@ class StepTransaction:
 
     def session(self) -> Session:
         """The session for user code, under the host's own class and time-outs. Raises ClaimLost."""
-        if self._session is None:
-            connection, locked = self._open()
-            # Our bound on lock waits was for our own statement; user code waits as its host decided.
-            run_raw(raw(connection), self._statements.unbound, {"was": locked.lock_timeout_was})
-            maker = self._database.sessions
-            options: dict[str, Any] = {
-                **maker.kw,
-                "bind": connection,
-                "join_transaction_mode": "control_fully",
-            }
-            for competing in ("binds", "twophase", "autobegin"):
-                options.pop(competing, None)
-            self._session = _guarded(maker.class_)(**options)
-            self._opened_at = time.monotonic()
-        return self._session
+        if os.getpid() != self._pid:
+            raise RuntimeError("step.session belongs to the process that claimed the row, not to one that it forked")
+        with self._opening:
+            return self._session or self._new_session()
+
+    def _new_session(self) -> Session:
+        connection, locked = self._open()
+        # Our bound on lock waits was for our own statement; user code waits as its host decided.
+        run_raw(raw(connection), self._statements.unbound, {"was": locked.lock_timeout_was})
+        maker = self._database.sessions
+        options: dict[str, Any] = {
+            **maker.kw,
+            "bind": connection,
+            "join_transaction_mode": "control_fully",
+        }
+        for competing in ("binds", "twophase", "autobegin"):
+            options.pop(competing, None)
+        self._session = session = _guarded(maker.class_)(**options)
+        self._opened_at = time.monotonic()
+        return session
 
     def commit(self, receipt: Mapping[str, object], effects: tuple[Effect, ...]) -> None:
         """
@@ -132,8 +162,11 @@ class StepTransaction:
         connection, locked = self._open()
         driver = raw(connection)
         try:
-            for effect in effects:
-                effect(self.session())
+            try:
+                for effect in effects:
+                    effect(self.session())
+            finally:
+                leave_if_forked(self._pid)
         except BaseException:
             # Before anyone reports this: our own lock would make the report wait for us.
             self.discard()
@@ -141,7 +174,8 @@ class StepTransaction:
         try:
             if self._session is None:
                 try:
-                    protocol.settle_and_commit(connection, self._statements, self._claim, locked, receipt)
+                    with self._database.watch.over(driver, self._answer_seconds):
+                        protocol.settle_and_commit(connection, self._statements, self._claim, locked, receipt)
                 except Exception as error:
                     if driver.closed or answer_lost(error):
                         raise CommitUnknown from error
@@ -152,7 +186,8 @@ class StepTransaction:
             self._session.flush()
             protocol.settle(connection, self._statements, self._claim, locked, receipt)
             try:
-                Session.commit(self._session)
+                with self._acknowledged(connection):
+                    Session.commit(self._session)
             except Exception as error:
                 if driver.closed or answer_lost(error):
                     raise CommitUnknown from error
@@ -163,6 +198,13 @@ class StepTransaction:
             raise ClaimLost(self._claim.id, self._claim.fence, None) from unsettled
         finally:
             self.discard()
+
+    @contextmanager
+    def _acknowledged(self, connection: Connection) -> Iterator[None]:
+        """COMMIT inside, watched from when it is sent: the host's own events around it may take their time."""
+        with self._database.watch.over(raw(connection), self._answer_seconds, begun=False) as begin:
+            event.listen(connection, "commit", lambda _: begin())
+            yield
 
     def discard(self) -> None:
         """End the transaction without committing what is uncommitted, and give the connection back."""

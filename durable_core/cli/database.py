@@ -50,8 +50,8 @@ def migrate(where: Where, as_sql: bool, start: str | None, dry_run: bool, as_jso
     """
     Bring the schema to the newest revision, in one transaction.
 
-    Safe to run while the application works and from several places at once; waits 5 seconds for a table lock
-    and then gives up with nothing changed.
+    Safe to run while the application works and from several places at once; waits 2 seconds for a table lock,
+    tries again, and gives up after the fifth time with nothing changed.
     """
     out = Output(as_json)
     if as_sql and dry_run:

@@ -13,12 +13,15 @@ from durable_core.cli import exits
 from durable_core.cli.database import reading
 from durable_core.cli.output import Output, note, span
 from durable_core.cli.where import Where, options
-from durable_core.database.statements import current_schema
+from durable_core.database.statements import beside, current_schema
+from durable_core.database.transactions import run
 from durable_core.deliveries import read
 from durable_core.deliveries.read import COUNT_LIMIT, QueueLine
 
 if TYPE_CHECKING:
     from durable_core.celery_binding import Durable
+
+_statements = beside(__file__)
 
 LATE_AFTER_INTERVALS = 3
 DEFAULT_MAX_AGE = 300.0
@@ -28,7 +31,11 @@ NEW_INSTALLATION = 300.0
 
 @dataclass(frozen=True)
 class SweepLine:
-    """One sweep as it stands; `age_seconds` is None for one that has never begun, `error` for one that ended well."""
+    """
+    One sweep as it stands; `age_seconds` is None for one that has never begun, `error` for one that ended well.
+
+    `by_a_worker` says that a worker ran it last, because no beat did.
+    """
 
     name: str
     interval_seconds: float
@@ -38,17 +45,18 @@ class SweepLine:
     moved: int | None
     error: str | None
     late: bool
+    by_a_worker: bool
 
 
 def is_late(age: float | None, interval: float) -> bool:
     """
-    Whether a sweep that last began `age` seconds ago is more than three intervals late.
+    Whether a sweep that last began `age` seconds ago is more than three intervals late, or as far ahead of the clock.
 
     One that never began is late too, unless it runs seldom: beat offers it some minutes after its own
     start. That such a sweep never comes is seen here only once it has run.
     """
     limit = LATE_AFTER_INTERVALS * interval
-    return limit <= NEW_INSTALLATION if age is None else age > limit
+    return limit <= NEW_INSTALLATION if age is None else abs(age) > limit
 
 
 @click.command()
@@ -59,7 +67,7 @@ def is_late(age: float | None, interval: float) -> bool:
 )  # fmt: skip
 @click.option(
     "--max-age", type=click.FloatRange(min=0), default=DEFAULT_MAX_AGE, show_default=True, metavar="SECONDS",
-    help="How old the oldest due delivery may be.",
+    help="How old the oldest due delivery may be, and the oldest lease that ended.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
 @click.pass_obj
@@ -71,8 +79,9 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
         queues = read.queues(connection)
         ended = read.ended(connection)
         loops = {row["name"]: row for row in sweeps.loops(connection)}
+        lapsed = run(connection, _statements.lapsed)[0]["seconds"]
     lines = [_sweep(sweep, loops.get(sweep.name), durable) for sweep in sweeps.SWEEPS]
-    problems = _problems(queues, lines, now, max_age)
+    problems = _problems(queues, lines, now, lapsed, max_age)
     if as_json:
         out.answer(
             {
@@ -83,6 +92,7 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
                 "count_limit": COUNT_LIMIT,
                 "queues": [_queue_json(line, now) for line in queues],
                 **ended,
+                "oldest_lapsed_lease_seconds": lapsed,
                 "sweeps": lines,
             }
         )
@@ -100,7 +110,7 @@ def _sweep(sweep: sweeps.Sweep, row: Any, durable: Durable | None) -> SweepLine:
     facts = {} if row is None else row
     return SweepLine(
         sweep.name, interval, facts.get("began_at"), age, facts.get("ended_at"), facts.get("moved"),
-        facts.get("error"), is_late(age, interval),
+        facts.get("error"), is_late(age, interval), (facts.get("host") or "").endswith(sweeps.BY_A_WORKER),
     )  # fmt: skip
 
 
@@ -108,7 +118,9 @@ def _age(line: QueueLine, now: datetime) -> float | None:
     return None if line.oldest_due_at is None else max(0.0, (now - line.oldest_due_at).total_seconds())
 
 
-def _problems(queues: list[QueueLine], lines: list[SweepLine], now: datetime, max_age: float) -> list[str]:
+def _problems(
+    queues: list[QueueLine], lines: list[SweepLine], now: datetime, lapsed: float | None, max_age: float
+) -> list[str]:
     found = []
     for queue in queues:
         age = _age(queue, now)
@@ -116,13 +128,26 @@ def _problems(queues: list[QueueLine], lines: list[SweepLine], now: datetime, ma
             found.append(
                 f"the oldest due delivery of queue {queue.queue} has waited {span(age)}, more than {span(max_age)}"
             )
+    if lapsed is not None and lapsed > max_age:
+        found.append(f"a lease ended {span(lapsed)} ago and reap has not taken its delivery back")
     for line in lines:
         if line.late:
-            since = "has never begun" if line.age_seconds is None else f"last began {span(line.age_seconds)} ago"
-            found.append(f"sweep {line.name} {since}; it is to begin every {span(line.interval_seconds)}")
+            found.append(f"sweep {line.name} {_since(line)}; it is to begin every {span(line.interval_seconds)}")
+        elif line.by_a_worker:
+            found.append(
+                f"sweep {line.name} was last run by a worker: no beat drives it, or nobody reads durable.control"
+            )
         if line.error is not None:
             found.append(f"sweep {line.name} failed: {line.error}")
     return found
+
+
+def _since(line: SweepLine) -> str:
+    if line.age_seconds is None:
+        return "has never begun"
+    if line.age_seconds < 0:
+        return f"last began {span(-line.age_seconds)} ahead of the database's clock, which was set back"
+    return f"last began {span(line.age_seconds)} ago"
 
 
 def _queue_json(line: QueueLine, now: datetime) -> dict[str, Any]:
@@ -167,7 +192,8 @@ def _print(out: Output, queues: list[QueueLine], ended: dict[str, int], lines: l
             (
                 line.name,
                 "never" if line.age_seconds is None else f"{span(line.age_seconds)} ago",
-                span(line.interval_seconds), line.moved, "late" if line.late else "", line.error,
+                span(line.interval_seconds), line.moved,
+                "late" if line.late else "by a worker" if line.by_a_worker else "", line.error,
             )
             for line in lines
         ],

@@ -56,7 +56,12 @@ class Where:
             database = Database(
                 create_engine(
                     self._url(),
-                    connect_args={"connect_timeout": CONNECT_SECONDS, "application_name": "durable"},
+                    connect_args={
+                        "connect_timeout": CONNECT_SECONDS,
+                        "application_name": "durable",
+                        # A command runs nothing often, and behind a pooler prepared statements may be mixed up.
+                        "prepare_threshold": None,
+                    },
                 )
             )
         keep_secret(database.engine.url.password)

@@ -43,6 +43,8 @@ def resolve(
     """
     Ask the row itself, holding its lock: that waits for the doubtful backend to end. With the row as it is now.
 
+    The lock is a write, so the answer counts only once a COMMIT of our own was acknowledged,
+    by a synchronous standby too where there is one.
     UNKNOWN means that it could not be told now, a standby that cannot lock included: do
     nothing, say so, leave it to the lease.
     """

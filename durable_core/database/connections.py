@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import psycopg
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
+from durable_core.database.watch import Watch
 from durable_core.errors import DefinitionError
 
 _SESSION_DEFAULT = "durable_session_default_isolation"
@@ -44,6 +46,14 @@ class Database:
             )
         self.engine = engine
         self.sessions: sessionmaker[Session] = sessions if sessions is not None else sessionmaker(engine)
+        self.watch = Watch()
+        self._within: float | None = None
+
+    def bounded(self, seconds: float) -> Database:
+        """The same database, whose short transactions wait so long for an answer, COMMIT's too; see `Watch.over`."""
+        bounded = copy.copy(self)
+        bounded._within = seconds
+        return bounded
 
     @contextmanager
     def autocommit(self) -> Iterator[Connection]:
@@ -55,14 +65,17 @@ class Database:
         """
         with self.engine.connect() as connection:
             _one_statement_at_a_time(connection)
-            with connection.begin():
+            with self._watched(connection), connection.begin():
                 yield connection
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """One explicit READ COMMITTED transaction, committed at the end, rolled back by an exception."""
-        with self.connect() as connection, connection.begin():
+        with self.connect() as connection, self._watched(connection), connection.begin():
             yield connection
+
+    def _watched(self, connection: Connection) -> AbstractContextManager[object]:
+        return nullcontext() if self._within is None else self.watch.over(raw(connection), self._within)
 
     def connect(self) -> Connection:
         """A connection whose transactions are READ COMMITTED, whatever the host's default; the caller closes it."""
@@ -95,8 +108,8 @@ class Database:
 
 
 def raw(connection: Connection) -> psycopg.Connection[Any]:
-    """The psycopg connection under a SQLAlchemy one."""
-    return cast("psycopg.Connection[Any]", connection.connection.driver_connection)
+    """The psycopg connection under a SQLAlchemy one, a detached one's too."""
+    return cast("psycopg.Connection[Any]", connection.connection.dbapi_connection)
 
 
 def _one_statement_at_a_time(connection: Connection) -> None:

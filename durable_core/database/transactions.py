@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias, TypeVar
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import dict_row
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -34,17 +34,34 @@ def run(tx: Transaction, statement: Statement, /, **parameters: object) -> list[
     """Run one named statement in the caller's transaction; its rows, as mappings."""
     if isinstance(tx, psycopg.Connection):
         return run_raw(tx, statement, parameters)
-    result = connection_of(tx).execute(statement.clause, parameters)
+    result = connection_of(tx).execute(statement.clause, parameters, execution_options=_AT_ONCE)
     rows: list[Row] = [dict(row) for row in result.mappings()] if result.returns_rows else []
     return rows
 
 
+_AT_ONCE: dict[str, Any] = {"stream_results": False, "yield_per": None}
+"""A caller may stream its own rows, and say so for its whole connection: by a cursor that only SELECT can have."""
+
+
 def run_raw(connection: psycopg.Connection[Any], statement: Statement, parameters: Mapping[str, object]) -> list[Row]:
     """The same on a bare psycopg connection."""
-    with connection.cursor(row_factory=dict_row) as cursor:
-        cursor.execute(statement.driver, parameters)
+    with _by_name(connection) as cursor:
+        with connection.pipeline() if _in_pipeline(connection) else nullcontext():
+            cursor.execute(statement.driver, parameters)
         rows: list[Row] = [*cursor.fetchall()] if cursor.description else []
         return rows
+
+
+def _by_name(connection: psycopg.Connection[Any]) -> psycopg.Cursor[dict[str, Any]]:
+    """The caller's kind of cursor, but a raw one: that counts its parameters, and ours have names."""
+    if issubclass(connection.cursor_factory, psycopg.RawCursor):
+        return psycopg.Cursor(connection, row_factory=dict_row)
+    return connection.cursor(row_factory=dict_row)
+
+
+def _in_pipeline(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """A caller's pipeline holds answers back, and the state of its transaction; a block of ours inside it has them."""
+    return connection.pgconn.pipeline_status != PipelineStatus.OFF
 
 
 def connection_of(tx: Session | scoped_session[Session] | Connection) -> Connection:
@@ -71,14 +88,28 @@ commits at its end when it is the first of the connection."""
 def carried(tx: Transaction, steps: Steps[T]) -> T:
     """Run the steps in the caller's transaction. A connection in autocommit gets one transaction for them."""
     if isinstance(tx, psycopg.Connection):
-        with tx.transaction() if _alone(tx) else nullcontext():
+        with tx.pipeline() if _in_pipeline(tx) else nullcontext():
+            alone = _alone(tx)
+        with tx.transaction() if alone else nullcontext():
             return _through(steps, lambda statement, parameters: run_raw(tx, statement, parameters))
     connection = connection_of(tx)
     driver = connection.connection.driver_connection
-    if isinstance(driver, psycopg.Connection) and _alone(driver):
-        with driver.transaction():
-            return _through(steps, lambda statement, parameters: run_raw(driver, statement, parameters))
-    return _through(steps, lambda statement, parameters: run(connection, statement, **parameters))
+    alone = isinstance(driver, psycopg.Connection | psycopg.AsyncConnection) and _alone(driver)
+    with _begun(connection) if alone else nullcontext():
+        return _through(steps, lambda statement, parameters: run(connection, statement, **parameters))
+
+
+@contextmanager
+def _begun(connection: Connection) -> Iterator[None]:
+    """A transaction on a connection in autocommit, sync or under an async one; SQLAlchemy itself begins none there."""
+    connection.exec_driver_sql("begin", execution_options=_AT_ONCE)
+    try:
+        yield
+    except BaseException:
+        with suppress(DBAPIError):  # of a connection that is gone: the first error is the news
+            connection.exec_driver_sql("rollback", execution_options=_AT_ONCE)
+        raise
+    connection.exec_driver_sql("commit", execution_options=_AT_ONCE)
 
 
 def _through(steps: Steps[T], execute: Callable[[Statement, dict[str, object]], list[Row]]) -> T:
@@ -100,7 +131,9 @@ async def acarried(tx: AsyncTransaction, steps: Steps[T]) -> T:
     """The same in an async transaction."""
     if isinstance(tx, AsyncSession | AsyncConnection):
         return await tx.run_sync(lambda sync: carried(sync, steps))
-    async with tx.transaction() if _alone(tx) else nullcontext():
+    async with tx.pipeline() if _in_pipeline(tx) else nullcontext():
+        alone = _alone(tx)
+    async with tx.transaction() if alone else nullcontext():
         return await _athrough(tx, steps)
 
 
@@ -110,8 +143,9 @@ async def _athrough(tx: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:
         while True:
             statement, parameters = request
             try:
-                async with tx.cursor(row_factory=dict_row) as cursor:
-                    await cursor.execute(statement.driver, parameters)
+                async with _by_name_too(tx) as cursor:
+                    async with tx.pipeline() if _in_pipeline(tx) else nullcontext():
+                        await cursor.execute(statement.driver, parameters)
                     rows: list[Row] = [*await cursor.fetchall()] if cursor.description else []
             except Exception as error:
                 request = steps.throw(error)
@@ -120,6 +154,12 @@ async def _athrough(tx: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:
     except StopIteration as done:
         value: T = done.value
         return value
+
+
+def _by_name_too(connection: psycopg.AsyncConnection[Any]) -> psycopg.AsyncCursor[dict[str, Any]]:
+    if issubclass(connection.cursor_factory, psycopg.AsyncRawCursor):
+        return psycopg.AsyncCursor(connection, row_factory=dict_row)
+    return connection.cursor(row_factory=dict_row)
 
 
 def _alone(driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
@@ -150,14 +190,19 @@ def achecked(tx: object) -> AsyncTransaction:
 
 SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED, READ_ONLY = "40001", "40P01", "55P03", "57014", "25006"
 
-INFRASTRUCTURE = frozenset({SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED, READ_ONLY})
+PREPARED_TWICE, PREPARED_ELSEWHERE = "42P05", "26000"
+
+INFRASTRUCTURE = frozenset(
+    {SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED, READ_ONLY, PREPARED_TWICE, PREPARED_ELSEWHERE}
+)
 """Raised by the machine room, not by the handler's logic: tried again, no attempt spent. A read-only server is one
-that was just demoted."""
+that was just demoted; prepared statements get mixed up by a pooler in transaction mode."""
 
 DATABASE_ERRORS = (DBAPIError, psycopg.Error, PoolExhausted)
 """What a statement of ours may raise, a pool without a free connection included."""
 
-_CONNECTION_TROUBLE = ("08", "57P", "53", "25P03", "58")
+_CONNECTION_TROUBLE = ("08", "57P", "53", "25P03", "25P04", "58")
+"""Lost, ended or refused connections, room that ran out, and sessions that the server ended for their time (25P0x)."""
 
 
 def is_infrastructure(error: BaseException) -> bool:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import logging
 import os
 import time
-import traceback
 from datetime import datetime
 from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from durable_core.arguments import clean_text, result_text
 from durable_core.claims import claim as protocol
 from durable_core.claims.claim import LOCK_WAIT, Claim, Holder
 from durable_core.claims.heartbeat import Held
-from durable_core.claims.session import Effect, LockRefused, StepTransaction
+from durable_core.claims.session import Effect, LockRefused, StepTransaction, leave_if_forked
 from durable_core.database.commits import CommitUnknown, Resolved, answer_lost, resolve
 from durable_core.database.connections import Database
 from durable_core.database.statements import beside
@@ -34,6 +35,7 @@ from durable_core.database.transactions import (
 )
 from durable_core.deliveries.declare import AsyncStep, DeliveryKind, Step, registry, terms
 from durable_core.deliveries.options import DEFAULT_QUEUE
+from durable_core.deliveries.raised import refuse_unrun, told, with_causes
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import ClaimLost, EffectEscaped, GiveUp, InvalidArguments, Retry
 from durable_core.retry import Verdict, after_failure, after_interruption, rescue_seconds
@@ -50,6 +52,9 @@ UNKNOWN_SECONDS = 10.0
 
 LEAVING = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What ends the process and is no outcome of a handler; Celery's own shutdown exceptions are SystemExit."""
+
+ROWLESS_SECONDS = 600.0
+"""A process says this often that it is given hints of rows which are not in its database, not at every hint."""
 
 UNFIT_SECONDS = 60.0
 """How long a row waits whose arguments do not fit the handler, until a worker tries again."""
@@ -96,6 +101,8 @@ def perform(worker: Worker, kind: DeliveryKind[..., Any], row_id: str) -> Attemp
     try:
         with worker.database.autocommit() as connection:
             claim = claim_one(connection, kind, row_id, worker.holder)
+            if claim is None:
+                _look_for_its_row(worker, connection, kind, row_id)
     except DATABASE_ERRORS as error:
         if not is_infrastructure(error):
             raise
@@ -105,6 +112,14 @@ def perform(worker: Worker, kind: DeliveryKind[..., Any], row_id: str) -> Attemp
         log.debug("nothing_to_claim", extra={"row_id": row_id, "kind": kind.name})
         return Attempted(Outcome.NOTHING_TO_DO, row_id, kind.name)
     return carry_out(worker, kind, claim)
+
+
+def _look_for_its_row(worker: Worker, connection: Connection, kind: DeliveryKind[..., Any], row_id: str) -> None:
+    """Say, now and then, that a hint's row is in some other database: two installations share their queues."""
+    if time.monotonic() < worker.quiet_until or run(connection, _statements.known, id=row_id):
+        return
+    worker.quiet_until = time.monotonic() + ROWLESS_SECONDS
+    log.warning("hint_without_row", extra={"row_id": row_id, "kind": kind.name})
 
 
 def perform_due(worker: Worker, limit: int, *, queue: str = DEFAULT_QUEUE) -> list[Attempted]:
@@ -140,9 +155,9 @@ def carry_out(worker: Worker, kind: DeliveryKind[..., Any], claim: Claim, held: 
         try:
             return _Attempt(worker, kind, claim, held).run()
         except LEAVING as leaving:
-            # The process goes: give the row back, so that nobody has to wait for the lease. A child that the
-            # handler forked has no claim to give back: it is its parent's.
-            if os.getpid() == worker.holder.pid:
+            # The process goes: give the row back, so that nobody has to wait for the lease. A parent that ends it
+            # does so itself, and knows better what for.
+            if not worker.told_to_end():
                 _interrupt(worker, claim, "WORKER_STOPPED", f"the worker was stopped ({type(leaving).__name__})")
             raise
     finally:
@@ -155,6 +170,8 @@ class _Attempt:
     def __init__(self, worker: Worker, kind: DeliveryKind[..., Any], claim: Claim, held: Held) -> None:
         self.worker, self.kind, self.claim, self.held = worker, kind, claim, held
         self.began = time.monotonic()
+        self.deadline = claim.taken_at + kind.timeout
+        self.pid = os.getpid()
 
     def run(self) -> Attempted:
         """The handler, and its commit; repeated whole, without spending an attempt, when the machine room says no."""
@@ -162,6 +179,8 @@ class _Attempt:
             try:
                 return self._once()
             except _Repeat as repeat:
+                if time.monotonic() >= self.deadline:
+                    return self._timed_out()
                 log.warning("attempt_repeated", extra=self._facts(error=said(repeat.cause)))
                 # A kind that may not be interrupted is not run twice either: its external call may have happened.
                 if again == TRIES or self.held.lost.is_set() or self.claim.max_interruptions == 0:
@@ -170,21 +189,23 @@ class _Attempt:
         raise AssertionError("unreachable")
 
     def _once(self) -> Attempted:
-        transaction = StepTransaction(self.worker.database, _statements, self.claim)
+        transaction = StepTransaction(self.worker.database, _statements, self.claim, self.worker.holder.answer_seconds)
         effects: list[Effect] = []
-        deadline = self.claim.taken_at + self.kind.timeout
         offered = AsyncStep if self.kind.is_async else Step
-        step = offered(self.claim, transaction, self.held, effects, deadline)
+        step = offered(self.claim, transaction, self.held, effects, self.deadline)
         try:
             arguments = self.kind.signature.unpack(self.claim.arguments)
         except InvalidArguments as unfit:
             return self._postponed(unfit)
         try:
             try:
-                value = self.kind.handler(step, **arguments)
-                if self.kind.is_async:
-                    value = asyncio.run(value)
-                _refuse_unrun(value)
+                try:
+                    value = self.kind.handler(step, **arguments)
+                    if self.kind.is_async:
+                        value = asyncio.run(value)
+                finally:
+                    leave_if_forked(self.pid)
+                refuse_unrun(value)
             except BaseException as error:
                 broken = transaction.broken
                 transaction.discard()
@@ -225,7 +246,10 @@ class _Attempt:
             except ClaimLost:
                 return self._refused("success")
             except Exception as error:
-                if not isinstance(error, LockRefused) and (not is_infrastructure(error) or _own_bound(error)):
+                # An effect's statements come wrapped by SQLAlchemy. The receipt's go to the driver, and no time-out of
+                # theirs is the handler's.
+                effects_own = _own_bound(error) and isinstance(error, DBAPIError)
+                if not isinstance(error, LockRefused) and (not is_infrastructure(error) or effects_own):
                     return self._ended_by(error)
                 if not replayable:
                     raise _Repeat(error) from error
@@ -241,22 +265,31 @@ class _Attempt:
 
     def _ended_by(self, error: BaseException) -> Attempted:
         """What an exception from the handler, or from an effect, means."""
+        struck = any(isinstance(one, self.worker.time_limits) for one in with_causes(error))
+        if struck:
+            # It may have struck while a connection went in or out of the pool, which then never gets it back.
+            self.worker.database.renew()
         if isinstance(error, ClaimLost):
             return self._refused("effect")
         if isinstance(error, GiveUp):
             return self._failed(Verdict(DeliveryState.FAILED), error.code, error.message)
         if isinstance(error, self.worker.time_limits):
-            # It may have struck while a connection went in or out of the pool, which then never gets it back.
-            self.worker.database.renew()
-            return self._retry_later("TIMEOUT", f"the attempt took longer than {self.kind.timeout:g} s")
+            return self._timed_out()
         if isinstance(error, Retry):
             return self._retry_later(error.code, error.message or "the handler asked to be run again", error.after)
         if isinstance(error, LEAVING):
             raise error
+        if self.worker.told_to_end():
+            # What a handler raises on its way out says nothing about its work.
+            raise SystemExit(os.EX_SOFTWARE) from error
+        if struck:
+            # What it interrupted, a driver for one, made another exception of it.
+            return self._timed_out(told(error))
         code = error.reason if isinstance(error, EffectEscaped) else "WORKER_ERROR"
-        # Not str(error): an exception's own text may raise, and a failure must still be recorded.
-        said, lines = traceback.format_exception_only(error)[-1], traceback.format_exception(error)
-        return self._retry_later(code, f"{said}\n{''.join(lines)}")
+        return self._retry_later(code, told(error))
+
+    def _timed_out(self, raised: str = "") -> Attempted:
+        return self._retry_later("TIMEOUT", f"the attempt took longer than {self.kind.timeout:g} s\n{raised}".strip())
 
     def _retry_later(self, code: str, message: str, after: float | None = None) -> Attempted:
         failure, random = self.claim.attempt, self.worker.random
@@ -339,14 +372,6 @@ class _Attempt:
             "attempt": self.claim.attempt, "max_attempts": self.claim.max_attempts,
             "duration_s": round(time.monotonic() - self.began, 4), **more,
         }  # fmt: skip
-
-
-def _refuse_unrun(value: object) -> None:
-    """A coroutine or generator that a handler hands back has not run: its work must not count as done."""
-    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
-        if inspect.iscoroutine(value) or inspect.isgenerator(value):
-            value.close()
-        raise TypeError(f"the handler returned a {type(value).__name__} that never ran; declare it `async def`")
 
 
 def _own_bound(error: BaseException) -> bool:

@@ -37,6 +37,10 @@ returning d.id, d.kind, d.fence, d.interruptions, d.max_attempts, d.max_interrup
     d.attempts - d.interruptions - d.shutdowns - d.snoozes as attempt,
     cast(d.arguments as text) as arguments
 
+-- name: known
+-- Whether a row of this id is here at all, whatever became of it.
+select d.state from durable.deliveries d where d.id = cast(:id as uuid)
+
 -- name: take_due
 -- before: pending and due in this queue, of a kind named in the terms
 -- after:  as take, the most overdue first, never more than asked for
@@ -88,13 +92,19 @@ select t.* from taken t order by t.due_at, t.created_at
 -- before: processing under these fences, the deadline ahead
 -- after:  the lease runs anew, never past the deadline
 -- locks:  the rows, skipping those that are locked: their holder is this process's own step, or about to decide
-with held as materialized (
+with bounds as materialized (
+    -- A beat is worth less than its wait: with the standby gone, leases must not lapse. What a failover takes back of
+    -- it is time.
+    select set_config('synchronous_commit',
+        case current_setting('synchronous_commit') when 'off' then 'off' else 'local' end, true) as set
+),
+held as materialized (
     select h.id, h.fence
     from unnest(cast(:ids as uuid[]), cast(:fences as bigint[])) as h (id, fence)
 ),
 mine as materialized (
     select d.id
-    from durable.deliveries d
+    from bounds b, durable.deliveries d
     join held h on h.id = d.id and h.fence = d.fence
     where d.state = 'processing' and d.deadline_at > (select durable.durable_now())
     order by d.id
@@ -123,8 +133,11 @@ from held h
 
 -- name: bound
 -- before: a transaction of ours has just begun
--- after:  no lock is waited for longer than this, until the transaction ends or `unbound` runs
-select current_setting('lock_timeout') as was, set_config('lock_timeout', :lock_timeout, true) as set
+-- after:  no lock is waited for longer than this, until the transaction ends or `unbound` runs; the session bears the
+--         name of the row and the fence until the transaction ends
+select current_setting('lock_timeout') as was, set_config('lock_timeout', :lock_timeout, true) as set,
+    -- By this name a sweep knows whose lock it is, should it outlive the deadline.
+    set_config('application_name', concat('durable ', cast(:id as text), ' ', cast(:fence as bigint)), true) as named
 
 -- name: unbound
 -- after:  the session's own bound again, for the time that user code has the transaction
@@ -262,12 +275,14 @@ select d.fence from durable.deliveries d where d.id = cast(:id as uuid)
 -- name: remark_stale
 -- before: this fence was held once, and its report was refused
 -- after:  one journal line says what the refused owner had to report; the row is untouched
--- locks:  nothing: whoever has the row now may be at work in it
+-- locks:  the row against its deletion only, for whoever has it now may be at work in it; one that is being pruned is
+--         skipped, or the line would outlive its row
 insert into durable.journal (row_id, contract, move, from_state, to_state, fence, reason, facts)
 select d.id, 'delivery', 'refused', d.state, d.state, :fence, cast(:reason as text),
     jsonb_build_object('reported', cast(:reported as text), 'current_fence', d.fence)
 from durable.deliveries d
 where d.id = cast(:id as uuid) and d.fence >= :fence
+for key share skip locked
 
 -- name: wait_for_handler
 -- before: pending, hinted to a worker that does not know its kind

@@ -25,12 +25,14 @@ from durable_core.deliveries.options import (
     DEFAULT_MAX_INTERRUPTIONS,
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
+    LARGEST_BUDGET,
     LEAST_URGENT,
     MOST_URGENT,
     QUEUE_RULE,
     Options,
     Placement,
     is_queue,
+    is_whole,
 )
 from durable_core.errors import DefinitionError
 from durable_core.kinds import Registry, checked_name
@@ -96,9 +98,10 @@ class Step:
         Whether going on is pointless: the claim is lost, or the time is over.
 
         A courtesy to stop early. It may turn true a heartbeat late; what is written is
-        decided by the fence alone.
+        decided by the fence alone. True as well where no heartbeat got through for a whole
+        lease, for then others may have the row.
         """
-        return self._held.lost.is_set() or time.monotonic() >= self._deadline
+        return self._held.given_up or time.monotonic() >= self._deadline
 
     @property
     def session(self) -> Session:
@@ -166,7 +169,7 @@ class DeliveryKind(Generic[P, R]):
         max_interruptions: int, backoff: Backoff, timeout: float, priority: int, formerly: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.name = checked_name(name)
-        if isinstance(formerly, str):
+        if isinstance(formerly, str) or not isinstance(formerly, Sequence):
             raise DefinitionError(f"kind {name!r}: formerly is a tuple of names, such as ({formerly!r},).")
         self.names = (self.name, *(checked_name(former) for former in formerly))
         self.handler: Callable[..., R] = handler
@@ -182,17 +185,23 @@ class DeliveryKind(Generic[P, R]):
         self.__module__ = handler.__module__
         if not is_queue(queue):
             raise DefinitionError(f"kind {name!r}: {QUEUE_RULE}; got {queue!r}.")
-        if not MOST_URGENT <= priority <= LEAST_URGENT:
-            raise DefinitionError(f"kind {name!r}: a priority is 0 (most urgent) to 9; got {priority!r}.")
-        if max_attempts < 1 or max_interruptions < 0:
-            raise DefinitionError(f"kind {name!r}: max_attempts is at least 1, max_interruptions at least 0.")
-        if not 0 < timeout <= LONGEST_DELAY_SECONDS:
+        if not is_whole(priority, MOST_URGENT, LEAST_URGENT):
+            raise DefinitionError(f"kind {name!r}: a priority is a whole number from 0 (most urgent) to 9.")
+        if not is_whole(max_attempts, 1, LARGEST_BUDGET) or not is_whole(max_interruptions, 0, LARGEST_BUDGET):
+            raise DefinitionError(
+                f"kind {name!r}: max_attempts is a whole number of at least 1, max_interruptions one of at least 0, "
+                f"and both are at most {LARGEST_BUDGET:,}."
+            )
+        seconds = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if not seconds or not 0 < timeout <= LONGEST_DELAY_SECONDS:
             raise DefinitionError(f"kind {name!r}: a timeout is more than 0 seconds and at most a year.")
+        if not isinstance(backoff, Backoff):
+            raise DefinitionError(f"kind {name!r}: backoff is a Backoff(...); got {type(backoff).__name__}.")
 
-    def __call__(self, step: Step, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, step: Step, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.handler(step, *args, **kwargs)
 
-    def enqueue(self, tx: Transaction, *args: P.args, **kwargs: P.kwargs) -> Ref:
+    def enqueue(self, tx: Transaction, /, *args: P.args, **kwargs: P.kwargs) -> Ref:
         """
         Write one delivery in the caller's transaction: it commits or vanishes with the caller's rows.
 
@@ -201,7 +210,7 @@ class DeliveryKind(Generic[P, R]):
         """
         return self.options().enqueue(tx, *args, **kwargs)
 
-    async def aenqueue(self, tx: AsyncTransaction, *args: P.args, **kwargs: P.kwargs) -> Ref:
+    async def aenqueue(self, tx: AsyncTransaction, /, *args: P.args, **kwargs: P.kwargs) -> Ref:
         """As `enqueue`, in an AsyncSession, an AsyncConnection or a psycopg AsyncConnection."""
         return await self.options().aenqueue(tx, *args, **kwargs)
 
@@ -226,7 +235,7 @@ class Prepared(Generic[P]):
     kind: DeliveryKind[P, Any]
     placement: Placement
 
-    def enqueue(self, tx: Transaction, *args: P.args, **kwargs: P.kwargs) -> Ref:
+    def enqueue(self, tx: Transaction, /, *args: P.args, **kwargs: P.kwargs) -> Ref:
         """
         As `DeliveryKind.enqueue`, with the options.
 
@@ -237,11 +246,11 @@ class Prepared(Generic[P]):
         """
         return enqueue_new(checked(tx), self.new(*args, **kwargs))
 
-    async def aenqueue(self, tx: AsyncTransaction, *args: P.args, **kwargs: P.kwargs) -> Ref:
+    async def aenqueue(self, tx: AsyncTransaction, /, *args: P.args, **kwargs: P.kwargs) -> Ref:
         """As `enqueue`, in an async transaction."""
         return await aenqueue_new(achecked(tx), self.new(*args, **kwargs))
 
-    def new(self, *args: P.args, **kwargs: P.kwargs) -> New:
+    def new(self, /, *args: P.args, **kwargs: P.kwargs) -> New:
         """The row to be, for `enqueue_many`; nothing is written yet. Raises InvalidArguments."""
         return New.of(self.kind, self.placement, self.kind.signature.pack(args, kwargs))
 
@@ -279,7 +288,7 @@ def delivery(
     def declare(handler: Callable[Concatenate[S, P], R]) -> DeliveryKind[P, R]:
         kind = DeliveryKind(
             name, handler, queue=queue, max_attempts=max_attempts, max_interruptions=max_interruptions,
-            backoff=backoff or Backoff(), timeout=timeout, priority=priority, formerly=formerly,
+            backoff=Backoff() if backoff is None else backoff, timeout=timeout, priority=priority, formerly=formerly,
         )  # fmt: skip
         registry.add(kind)
         return kind

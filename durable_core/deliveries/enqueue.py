@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Protocol, TypeAlias, Unpack
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from uuid_utils.compat import uuid7
 
 from durable_core import kinds, wakes
-from durable_core.arguments import digest, packed_freely
-from durable_core.database.statements import beside, current_schema
+from durable_core.arguments import by_name, digest, packed_freely
+from durable_core.database.statements import Statement, beside, current_schema
 from durable_core.database.transactions import (
     DATABASE_ERRORS,
     LOCK_TIMEOUT,
@@ -38,7 +40,7 @@ from durable_core.deliveries.options import (
     Options,
     Placement,
 )
-from durable_core.errors import DurableError, IdempotencyConflict, KeyInFlight, SchemaBehind
+from durable_core.errors import DurableError, IdempotencyConflict, InvalidArguments, KeyInFlight, SchemaBehind
 from durable_core.kinds import checked_name
 from durable_core.states import DeliveryState
 
@@ -54,6 +56,10 @@ BATCH_CHARACTERS = 8 * 1024 * 1024
 
 MISSING = ("42P01", "3F000")
 """SQLSTATEs of a table or schema that is not there."""
+
+SAVEPOINT_OF_ALL = Statement("savepoint_of_all", "savepoint durable_enqueue_many")
+RELEASE_OF_ALL = Statement("release_of_all", "release savepoint durable_enqueue_many")
+ROLLBACK_OF_ALL = Statement("rollback_of_all", "rollback to savepoint durable_enqueue_many")
 
 _TRIES_FOR_A_KEY = 3
 
@@ -155,37 +161,29 @@ class New:
 
 def enqueue_new(tx: Transaction, new: New) -> Ref:
     """Write one prepared row. See `Prepared.enqueue`."""
-    return _write(checked(tx), [new])[0]
+    return _write(checked(tx), iter([[new]]))[0]
 
 
 async def aenqueue_new(tx: AsyncTransaction, new: New) -> Ref:
     """The same in an async transaction."""
-    return (await _awrite(achecked(tx), [new]))[0]
+    return (await _awrite(achecked(tx), iter([[new]])))[0]
 
 
 def enqueue_many(tx: Transaction, rows: Iterable[New]) -> list[Ref]:
     """
-    Write many deliveries in the caller's transaction, in batches; the refs are in the order of `rows`.
+    Write many deliveries in the caller's transaction, all or none; the refs are in the order of `rows`.
 
-    `rows` are made with `kind.options(...).new(...)`, checked before anything is written to
-    the database if `rows` is a list. An iterator is consumed batch by batch, in bounded memory
-    but for the refs. Keys are met in sorted order within a batch, so that two callers do not deadlock.
-    Raises as `enqueue` does; a refusal in a later batch leaves the earlier ones in the transaction.
+    `rows` are made with `kind.options(...).new(...)`. They are read and written batch by batch,
+    in bounded memory but for the refs. Keys are met in sorted order within a batch, so that two
+    callers do not deadlock. Raises as `enqueue` does, and whatever `rows` raises; then nothing of
+    this call is left in the transaction.
     """
-    tx = checked(tx)
-    refs: list[Ref] = []
-    for batch in _batches(iter(rows)):
-        refs.extend(_write(tx, batch))
-    return refs
+    return _write(checked(tx), _batches(rows))
 
 
 async def aenqueue_many(tx: AsyncTransaction, rows: Iterable[New]) -> list[Ref]:
     """As `enqueue_many`, in an async transaction."""
-    tx = achecked(tx)
-    refs: list[Ref] = []
-    for batch in _batches(iter(rows)):
-        refs.extend(await _awrite(tx, batch))
-    return refs
+    return await _awrite(achecked(tx), _batches(rows))
 
 
 def enqueue_by_name(tx: Transaction, kind: str, arguments: Mapping[str, object], **options: Unpack[Options]) -> Ref:
@@ -206,18 +204,19 @@ async def aenqueue_by_name(
 
 
 def _named(kind: str, arguments: Mapping[str, object], options: Options) -> New:
-    declared = kinds.deliveries.find(kind)
+    name = checked_name(kind)
+    arguments = by_name(name, arguments)
+    declared = kinds.deliveries.find(name)
     if declared is not None:
         new: New = declared.options(**options).new(**arguments)
         return new
-    elsewhere = _Elsewhere(checked_name(kind))
-    return New.of(elsewhere, Placement.of(elsewhere.name, options), packed_freely(elsewhere.name, arguments))
+    return New.of(_Elsewhere(name), Placement.of(name, options), packed_freely(name, arguments))
 
 
-def _batches(rows: Iterator[New]) -> Iterator[list[New]]:
+def _batches(rows: Iterable[New]) -> Iterator[list[New]]:
     batch: list[New] = []
     size = 0
-    for row in rows:
+    for row in _each(rows):
         batch.append(row)
         size += len(row.arguments)
         if len(batch) == BATCH or size >= BATCH_CHARACTERS:
@@ -227,15 +226,30 @@ def _batches(rows: Iterator[New]) -> Iterator[list[New]]:
         yield batch
 
 
-def _write(tx: Transaction, news: list[New]) -> list[Ref]:
+def _each(rows: Iterable[New]) -> Iterator[New]:
+    wanted = "rows are made with kind.options(...).new(...)"
+    if not isinstance(rows, Iterable):
+        raise InvalidArguments("enqueue_many", "rows", f"{wanted}, several of them; got {type(rows).__name__}")
+    for row in rows:
+        if not isinstance(row, New):
+            raise InvalidArguments("enqueue_many", "rows", f"{wanted}; got {type(row).__name__}")
+        yield row
+
+
+def _write(tx: Transaction, batches: Iterator[list[New]]) -> list[Ref]:
+    hints = _newest()
     try:
-        refs = carried(tx, _written(news))
+        refs = carried(tx, _all_written(batches, hints))
     except DATABASE_ERRORS as error:
         _tell_missing_schema(error)
         raise
-    if hints := _hints(news, refs):
+    if hints:
         wakes.after_commit(tx, hints)
     return refs
+
+
+def _newest() -> deque[wakes.Hint]:
+    return deque(maxlen=wakes.MOST_REMEMBERED)
 
 
 def _tell_missing_schema(error: Exception) -> None:
@@ -244,14 +258,40 @@ def _tell_missing_schema(error: Exception) -> None:
         raise SchemaBehind(current_schema(), None, "one") from error
 
 
-async def _awrite(tx: AsyncTransaction, news: list[New]) -> list[Ref]:
+async def _awrite(tx: AsyncTransaction, batches: Iterator[list[New]]) -> list[Ref]:
+    hints = _newest()
     try:
-        refs = await acarried(tx, _written(news))
+        refs = await acarried(tx, _all_written(batches, hints))
     except DATABASE_ERRORS as error:
         _tell_missing_schema(error)
         raise
-    if hints := _hints(news, refs):
+    if hints:
         wakes.after_commit(tx.sync_session if isinstance(tx, AsyncSession) else None, hints)
+    return refs
+
+
+def _all_written(batches: Iterator[list[New]], hints: deque[wakes.Hint]) -> Steps[list[Ref]]:
+    """Write every batch or, by a savepoint around them where they are several, none."""
+    first, second = next(batches, None), next(batches, None)
+    if first is None:
+        return []
+    if second is None:
+        refs = yield from _written(first)
+        hints.extend(_hints(first, refs))
+        return refs
+    refs = []
+    yield SAVEPOINT_OF_ALL, {}
+    try:
+        for batch in chain((first, second), batches):
+            written = yield from _written(batch)
+            refs.extend(written)
+            hints.extend(_hints(batch, written))
+    except Exception as error:
+        yield from _undone(error, ROLLBACK_OF_ALL, RELEASE_OF_ALL)
+        if isinstance(error, IdempotencyConflict) and any(ref.id == error.row_id and ref.created for ref in refs):
+            raise IdempotencyConflict(error.kind, error.key, None) from None
+        raise
+    yield RELEASE_OF_ALL, {}
     return refs
 
 
@@ -296,7 +336,7 @@ def _keyed(keyed: list[tuple[int, New]]) -> Steps[dict[int, Ref]]:
     try:
         found = yield from _insert_or_find(wanted, new_ids)
     except Exception as error:
-        yield from _undone(error)
+        yield from _undone(error, ROLLBACK_TO_SAVEPOINT, RELEASE_SAVEPOINT)
         if sqlstate(error) == LOCK_TIMEOUT:
             raise KeyInFlight(*min(wanted), among=len(wanted)) from None
         raise
@@ -314,7 +354,7 @@ def _keyed(keyed: list[tuple[int, New]]) -> Steps[dict[int, Ref]]:
     return refs
 
 
-def _undone(error: Exception) -> Steps[None]:
+def _undone(error: Exception, rollback: Statement, release: Statement) -> Steps[None]:
     """
     Roll back to the savepoint and remove it, which a rollback alone does not.
 
@@ -322,8 +362,8 @@ def _undone(error: Exception) -> Steps[None]:
     After any other error, such as a connection that died, the first is, and it is not hidden by a second.
     """
     try:
-        yield ROLLBACK_TO_SAVEPOINT, {}
-        yield RELEASE_SAVEPOINT, {}
+        yield rollback, {}
+        yield release, {}
     except Exception:
         if isinstance(error, DurableError) or sqlstate(error) == LOCK_TIMEOUT:
             raise

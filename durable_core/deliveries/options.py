@@ -14,6 +14,7 @@ DEFAULT_QUEUE = "durable"
 DEFAULT_PRIORITY = 5
 DEFAULT_MAX_ATTEMPTS = 5
 DEFAULT_MAX_INTERRUPTIONS = 20
+LARGEST_BUDGET = 1_000_000
 MOST_URGENT, LEAST_URGENT = 0, 9
 """As Celery counts on Redis."""
 
@@ -56,15 +57,10 @@ class Placement:
             raise InvalidOption(kind, "key", "a key is text of 1 to 1,000 bytes without control characters")
         if eta is not None and "countdown" in options:
             raise InvalidOption(kind, "eta", "give countdown or eta, not both")
-        if eta is not None and (not isinstance(eta, datetime) or eta.tzinfo is None):
-            raise InvalidOption(kind, "eta", "an eta is a datetime with a time zone")
-        if eta is not None and not EARLIEST <= eta < LATEST:
-            raise InvalidOption(kind, "eta", "an eta lies between the years 1970 and 9000, in UTC")
+        eta = None if eta is None else _in_utc(kind, eta)
         if queue is not None and not is_queue(queue):
             raise InvalidOption(kind, "queue", QUEUE_RULE)
-        if priority is not None and not (
-            isinstance(priority, int) and not isinstance(priority, bool) and MOST_URGENT <= priority <= LEAST_URGENT
-        ):
+        if priority is not None and not is_whole(priority, MOST_URGENT, LEAST_URGENT):
             raise InvalidOption(kind, "priority", "a priority is a whole number from 0 (most urgent) to 9")
         return Placement(key, _seconds(kind, options.get("countdown", 0)), eta, queue, priority)
 
@@ -88,12 +84,26 @@ def is_queue(name: object) -> bool:
     )
 
 
+def is_whole(number: object, least: int, most: int) -> bool:
+    """Whether it is an integer in this range; True and False are none."""
+    return isinstance(number, int) and not isinstance(number, bool) and least <= number <= most
+
+
 def _is_plain(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
     return text.isprintable()
+
+
+def _in_utc(kind: str, eta: object) -> datetime:
+    """In UTC, for Postgres reads no offset with fractions of a second, and Python may have one without an offset."""
+    if not isinstance(eta, datetime) or eta.tzinfo is None or eta.utcoffset() is None:
+        raise InvalidOption(kind, "eta", "an eta is a datetime with a time zone")
+    if not EARLIEST <= eta < LATEST:
+        raise InvalidOption(kind, "eta", "an eta lies between the years 1970 and 9000, in UTC")
+    return eta.astimezone(UTC)
 
 
 def _seconds(kind: str, countdown: object) -> float:

@@ -15,13 +15,28 @@ select cast(d.id as text) as id, d.kind, d.queue, d.priority, d.key, cast(d.argu
     d.lease_expires_at, d.deadline_at, d.waiting_for, d.held_reason, d.error_code, d.error_message,
     cast(d.result as text) as result, d.created_at, d.finished_at
 from durable.deliveries d
-where (cast(:after as uuid) is null or d.id < cast(:after as uuid))
+where (cast(:ids as uuid[]) is null or d.id = any (cast(:ids as uuid[])))
+  and (cast(:after as uuid) is null or d.id < cast(:after as uuid))
   and (cast(:state as text) is null or d.state = :state)
   and (cast(:kind as text) is null or d.kind = :kind)
   and (cast(:queue as text) is null or d.queue = :queue)
   and (cast(:key as text) is null or d.key = :key)
 order by d.id desc
 limit :limit
+
+-- name: few
+-- The ids of a page in a state of few rows, by the index of that state: while the table is not yet analysed, the
+-- planner takes such rows for many, and would walk all others by their key to find them.
+with found as materialized (
+    select d.id
+    from durable.deliveries d
+    where d.state = :state
+      and (cast(:after as uuid) is null or d.id < cast(:after as uuid))
+      and (cast(:kind as text) is null or d.kind = :kind)
+      and (cast(:queue as text) is null or d.queue = :queue)
+      and (cast(:key as text) is null or d.key = :key)
+)
+select cast(f.id as text) as id from found f order by f.id desc limit :limit
 
 -- name: queues
 -- One line a queue that has waiting or running work: the age of its oldest due row first.

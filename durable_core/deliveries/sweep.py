@@ -8,6 +8,7 @@ import random as random_module
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -16,8 +17,8 @@ from sqlalchemy.exc import DBAPIError
 
 from durable_core import wakes
 from durable_core.database.connections import Database
-from durable_core.database.statements import beside
-from durable_core.database.transactions import Row, is_infrastructure, run, said
+from durable_core.database.statements import Statement, beside
+from durable_core.database.transactions import CANCELED, Row, is_infrastructure, run, said, sqlstate
 from durable_core.deliveries.declare import registry
 from durable_core.errors import NotInstalled
 from durable_core.retry import Backoff, Verdict, after_failure, after_interruption, rescue_seconds
@@ -25,6 +26,10 @@ from durable_core.states import DeliveryState
 
 log = logging.getLogger("durable.sweep")
 _statements = beside(__file__)
+
+CHECKED_AT_ONCE = Statement("checked_at_once", "set constraints all immediate")
+"""A constraint of the host's that is checked at COMMIT is checked with each statement: there a row can be told from the
+rest. No named statement, for it cannot be prepared."""
 
 HINTS_PER_QUEUE = 1000
 """Most hints that dispatch lets lie in one queue; rows beyond are hinted as these are worked off."""
@@ -45,12 +50,20 @@ def pick(connection: Connection, depths: Mapping[str, int], cap: int = HINTS_PER
     """
     The hints that bring each queue to min(due, cap), the longest unhinted rows first; marked as hinted now.
 
-    `depths` says how many hints lie in each queue. A queue never holds more hints than due rows.
+    `depths` says how many hints lie in each queue. A queue never holds more hints than due
+    rows. A row that cannot be marked is held back, and the rest are hinted all the same.
     """
     wanted = json.dumps([{"queue": queue, "depth": depth, "cap": cap} for queue, depth in depths.items()])
+    rows = run(connection, _statements.unhinted, depths=wanted)
+
+    def mark(some: list[Row]) -> list[Row]:
+        run(connection, _statements.mark, ids=[row["id"] for row in some])
+        return some
+
+    marked = _each(connection, rows, mark, "dispatch", lambda row, error: _hold(connection, row, "pending", error))
     return [
         wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], row["attempt"], row["first"])
-        for row in run(connection, _statements.hint, depths=wanted)
+        for row in marked
     ]
 
 
@@ -69,7 +82,7 @@ def dispatch(database: Database, carrier: wakes.Carrier | None = None, cap: int 
     if not queues:
         return 0
     depths = carrier.depths(queues)
-    with database.autocommit() as connection:
+    with database.transaction() as connection:
         hints = pick(connection, depths, cap)
     return carrier.publish(hints)
 
@@ -103,26 +116,9 @@ def reap(
     fell silent an interruption (`CLAIM_EXPIRED`, at the end of that budget `WORKER_LOST`).
     The fence stays: a late report on a row that nobody took since still lands.
     """
-    wanted = {"limit": limit, "heartbeat_seconds": heartbeat_seconds}
-    try:
-        with database.transaction() as connection:
-            return _take_back(connection, run(connection, _statements.lapsed, **wanted), _FELL_SILENT, random)
-    except (DBAPIError, psycopg.Error) as error:
-        if is_infrastructure(error):
-            raise
-        log.warning("reap_goes_row_by_row", extra={"error": said(error)})
-    # One raising row must not keep the rest from rescue: a savepoint each, and the offender is held back.
-    moved = 0
     with database.transaction() as connection:
-        for row in run(connection, _statements.lapsed, **wanted):
-            try:
-                with connection.begin_nested():
-                    moved += _take_back(connection, [row], _FELL_SILENT, random)
-            except (DBAPIError, psycopg.Error) as error:
-                if is_infrastructure(error):
-                    raise
-                _hold(connection, row, f"reap failed: {said(error)}")
-    return moved
+        lapsed = run(connection, _statements.lapsed, limit=limit, heartbeat_seconds=heartbeat_seconds)
+        return _take_back(connection, lapsed, _FELL_SILENT, random)
 
 
 def holding_pids(database: Database, owner: str) -> set[int]:
@@ -153,15 +149,52 @@ def give_back(
 
 
 def _take_back(connection: Connection, rows: list[Row], cause: _Cause, random: Callable[[], float]) -> int:
-    """Move rows that are locked in this transaction; how many moved."""
-    if not rows:
-        return 0
-    verdicts = json.dumps([_verdict(row, cause, random) for row in rows])
-    moved = run(connection, _statements.reap, verdicts=verdicts, move=cause.move)
+    """Move rows that are locked in this transaction; how many moved. One that cannot be moved is held back."""
+
+    def move(some: list[Row]) -> list[Row]:
+        verdicts = json.dumps([_verdict(row, cause, random) for row in some])
+        return run(connection, _statements.reap, verdicts=verdicts, move=cause.move)
+
+    moved = _each(connection, rows, move, "reap", lambda row, error: _hold(connection, row, "processing", error))
     for row in moved:
         facts = {"row_id": row["id"], "kind": row["kind"], "outcome": row["state"], "error_code": row["error_code"]}
         log.warning("lease_expired" if cause is _FELL_SILENT else "claim_released", extra=facts)
     return len(moved)
+
+
+def _each(
+    connection: Connection,
+    rows: list[Row],
+    act: Callable[[list[Row]], list[Row]],
+    sweep: str,
+    refused: Callable[[Row, str], None],
+) -> list[Row]:
+    """
+    Act on locked rows at once; or, where the database refuses one of them, on each by itself; what the acts answered.
+
+    One raising row (a trigger or a foreign key of the host's) must not keep the rest from
+    being swept. Raises what says nothing about a row: a deadlock, a lost connection.
+    """
+    if not rows:
+        return []
+    run(connection, CHECKED_AT_ONCE)
+    try:
+        with connection.begin_nested():
+            return act(rows)
+    except (DBAPIError, psycopg.Error) as error:
+        if is_infrastructure(error):
+            raise
+        log.warning("sweep_goes_row_by_row", extra={"sweep": sweep, "error": said(error)})
+    done: list[Row] = []
+    for row in rows:
+        try:
+            with connection.begin_nested():
+                done += act([row])
+        except (DBAPIError, psycopg.Error) as error:
+            if is_infrastructure(error):
+                raise
+            refused(row, f"{sweep} failed: {said(error)}")
+    return done
 
 
 def _verdict(row: Row, cause: _Cause, random: Callable[[], float]) -> dict[str, Any]:
@@ -185,13 +218,13 @@ def _verdict(row: Row, cause: _Cause, random: Callable[[], float]) -> dict[str, 
     }  # fmt: skip
 
 
-def _hold(connection: Connection, row: Row, reason: str) -> None:
+def _hold(connection: Connection, row: Row, state: str, reason: str) -> None:
     """Keep a row where it is and out of every sweep, with the reason, until an operator releases it."""
     facts = {"row_id": str(row["id"]), "error": reason}
     log.error("row_held", extra=facts)
     try:
         with connection.begin_nested():
-            run(connection, _statements.hold, id=row["id"], fence=row["fence"], reason=reason)
+            run(connection, _statements.hold, id=row["id"], fence=row["fence"], state=state, reason=reason)
     except (DBAPIError, psycopg.Error):
         log.error("row_not_held", extra=facts, exc_info=True)
 
@@ -200,23 +233,65 @@ def prune(database: Database, *, retention_seconds: float = RETENTION_SECONDS, l
     """
     Delete finished rows older than the retention, and then their history; at most `limit`, how many went.
 
-    Sent, canceled and expired rows go; failed and dead ones wait for a person. A deleted
-    row's key may be used again.
+    Sent, canceled and expired rows go, by the instant at which they ended; failed and dead
+    ones wait for a person. A deleted row's key may be used again. A row that the database
+    does not let go, for one of the host's still refers to it, is passed over.
     """
-    with database.transaction() as connection:
-        gone = run(connection, _statements.prune, retention_seconds=retention_seconds, limit=limit)
-        if gone:
-            run(connection, _statements.prune_journal, ids=[row["id"] for row in gone])
-        return len(gone)
+    return _prune(database, retention_seconds, limit, _Pruned()).gone
 
 
 def prune_all(
     database: Database, *, retention_seconds: float = RETENTION_SECONDS, seconds: float = PRUNE_SECONDS
 ) -> int:
-    """Prune batch after batch until nothing is left to prune or the time is up; how many went."""
-    gone, until = 0, time.monotonic() + seconds
-    while True:
-        batch = prune(database, retention_seconds=retention_seconds)
-        gone += batch
-        if batch < PRUNE_LIMIT or time.monotonic() >= until:
-            return gone
+    """
+    Prune batch after batch, each committed, until nothing is left or the time is up; how many went.
+
+    A batch that takes longer than the host's statement time-out is tried again in smaller ones.
+    """
+    so_far, limit, until = _Pruned(), PRUNE_LIMIT, time.monotonic() + seconds
+    while not so_far.all_of_it and time.monotonic() < until:
+        try:
+            so_far = _prune(database, retention_seconds, limit, so_far)
+        except (DBAPIError, psycopg.Error) as error:
+            if sqlstate(error) != CANCELED or limit == 1:
+                raise
+            limit = max(limit // 10, 1)
+    return so_far.gone
+
+
+@dataclass(frozen=True)
+class _Pruned:
+    """How far one run has come: how many rows went, when the last one seen had ended, and which had to stay."""
+
+    gone: int = 0
+    since: datetime | None = None
+    refused: tuple[str, ...] = ()
+    all_of_it: bool = False
+
+
+def _prune(database: Database, retention_seconds: float, limit: int, so_far: _Pruned) -> _Pruned:
+    """One batch more, in a transaction of its own: a run that is killed has done what it did."""
+    refused: list[str] = []
+    with database.transaction() as connection:
+        old = run(
+            connection, _statements.old, retention_seconds=retention_seconds, limit=limit,
+            since=so_far.since, without=list(so_far.refused),
+        )  # fmt: skip
+
+        def delete(some: list[Row]) -> list[Row]:
+            ids = [row["id"] for row in some]
+            run(connection, _statements.prune, ids=ids)
+            run(connection, _statements.prune_journal, ids=ids)
+            return some
+
+        def passed_over(row: Row, reason: str) -> None:
+            log.warning("row_not_pruned", extra={"row_id": row["id"], "error": reason})
+            refused.append(row["id"])
+
+        gone = _each(connection, old, delete, "prune", passed_over)
+    return _Pruned(
+        gone=so_far.gone + len(gone),
+        since=old[-1]["finished_at"] if old else so_far.since,
+        refused=(*so_far.refused, *refused),
+        all_of_it=len(old) < limit,
+    )

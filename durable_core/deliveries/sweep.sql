@@ -23,51 +23,51 @@ where h.queue is not null
     select from durable.deliveries d
     where d.state = 'pending' and d.queue = h.queue and d.hint_at <= (select durable.durable_now()))
 
--- name: hint
+-- name: unhinted
 -- before: due rows, and the number of hints that lie in each queue
--- after:  enough of them are marked as hinted now to bring the queue to min(due, cap); the longest unhinted first
--- locks:  the rows marked, skipping what others hold; marking decides nothing, so a lost mark costs one more hint
+-- after:  as many as bring each queue to min(due, cap), the longest unhinted first, for `mark` in the same transaction
+-- locks:  these rows, skipping what others hold
 with queue as materialized (
     select q.queue, q.depth, q.cap
     from jsonb_to_recordset(cast(:depths as jsonb)) as q (queue text, depth integer, cap integer)
-),
-picked as materialized (
-    select p.id, p.first
-    from queue q
-    cross join lateral (
-        select count(*) as rows
-        from (
-            select from durable.deliveries d
-            where d.state = 'pending' and d.queue = q.queue and d.hint_at <= (select durable.durable_now())
-            limit q.cap
-        ) as window_of_due
-    ) as due
-    cross join lateral (
-        -- Never claimed nor hinted: this hint may go by the row's own id. A row that was due at once was hinted by
-        -- its caller's commit, and two tasks of one id would hide each other in Flower.
-        select d.id, d.attempts = 0 and d.hint_at = d.due_at and d.due_at > d.created_at as first
-        from durable.deliveries d
-        where d.state = 'pending' and d.queue = q.queue and d.hint_at <= (select durable.durable_now())
-        order by d.hint_at
-        limit greatest(least(due.rows, q.cap) - q.depth, 0)
-        for no key update skip locked
-    ) as p
-),
-clock as materialized (
-    select durable.durable_now() as now
-),
-marked as (
-    update durable.deliveries d
-    set hint_at = clock.now
-    from clock
-    -- An array, not a join: of how many rows are picked the planner knows nothing, and a join with "many" reads the
-    -- whole table.
-    where d.id = any (array(select p.id from picked p))
-    returning d.id, d.kind, d.queue, d.priority,
-        d.attempts - d.interruptions - d.shutdowns - d.snoozes + 1 as attempt
 )
-select cast(m.id as text) as id, m.kind, m.queue, m.priority, p.first, m.attempt
-from marked m join picked p on p.id = m.id
+select cast(p.id as text) as id, p.fence, p.kind, q.queue, p.priority, p.first, p.attempt
+from queue q
+cross join lateral (
+    select count(*) as rows
+    from (
+        select from durable.deliveries d
+        where d.state = 'pending' and d.queue = q.queue and d.hint_at <= (select durable.durable_now())
+        limit q.cap
+    ) as window_of_due
+) as due
+cross join lateral (
+    -- Never claimed nor hinted: this hint may go by the row's own id. A row that was due at once was hinted by
+    -- its caller's commit, and two tasks of one id would hide each other in Flower.
+    select d.id, d.fence, d.kind, d.priority,
+        d.attempts = 0 and d.hint_at = d.due_at and d.due_at > d.created_at as first,
+        d.attempts - d.interruptions - d.shutdowns - d.snoozes + 1 as attempt
+    from durable.deliveries d
+    where d.state = 'pending' and d.queue = q.queue and d.hint_at <= (select durable.durable_now())
+      and d.held_reason is null
+    order by d.hint_at
+    limit greatest(least(due.rows, q.cap) - q.depth, 0)
+    for no key update skip locked
+) as p
+
+-- name: mark
+-- before: locked by `unhinted` in this transaction
+-- after:  hinted now, for other rows to have their turn; it decides nothing, so a lost mark costs one more hint
+-- locks:  the rows, held already
+update durable.deliveries d
+set hint_at = clock.now
+from (
+    select durable.durable_now() as now,
+        -- A mark that a failover takes back costs one more hint; it does not wait for a standby.
+        set_config('synchronous_commit',
+            case current_setting('synchronous_commit') when 'off' then 'off' else 'local' end, true) as unreplicated
+) as clock
+where d.id = any (cast(:ids as uuid[]))
 
 -- name: lapsed
 -- before: processing, the lease over by the database's clock
@@ -86,10 +86,11 @@ with locked as materialized (
 )
 select l.id, l.kind, l.fence, l.interruptions, l.max_attempts, l.max_interruptions,
     l.attempts - l.interruptions - l.shutdowns - l.snoozes as attempt,
-    -- An owner that still beat within one heartbeat of its deadline was alive and ran out of
-    -- time: a failure. One that fell silent before was lost: an interruption.
+    -- An owner that still beat shortly before its deadline was alive and ran out of time: a
+    -- failure. One that fell silent before was lost: an interruption. Two heartbeats, for beats
+    -- come a little further apart than one: the last may have been due just after the deadline.
     l.deadline_at <= durable.durable_now()
-        and l.beat_at >= l.deadline_at - make_interval(secs => :heartbeat_seconds) as timed_out
+        and l.beat_at >= l.deadline_at - 2 * make_interval(secs => :heartbeat_seconds) as timed_out
 from locked l
 where l.lease_expires_at <= durable.durable_now()
 
@@ -163,13 +164,13 @@ journalled as (
 select cast(r.id as text) as id, r.kind, r.state, r.error_code from reaped r
 
 -- name: hold
--- before: processing under this fence, and a sweep failed on it
+-- before: in this state under this fence, and a sweep failed on it
 -- after:  it stays where it is, says why, and no sweep touches it until its owner reports or an operator releases it
 -- locks:  the row
 with held as (
     update durable.deliveries d
     set held_reason = :reason
-    where d.id = cast(:id as uuid) and d.fence = :fence and d.state = 'processing' and d.held_reason is null
+    where d.id = cast(:id as uuid) and d.fence = :fence and d.state = :state and d.held_reason is null
     returning d.id, d.state, d.fence, d.attempts
 )
 insert into durable.journal (row_id, contract, move, from_state, to_state, fence, attempt, reason)
@@ -177,23 +178,27 @@ select h.id,
     'delivery', 'hold', h.state, h.state, h.fence, h.attempts, cast(:reason as text)
 from held h
 
--- name: prune
--- before: sent, canceled or expired, longer ago than the retention
--- after:  gone; `prune_journal` takes their history in the same transaction
+-- name: old
+-- before: sent, canceled or expired, longer ago than the retention; by when it ended, not when it was created
+-- after:  locked, for `prune` in the same transaction
 -- locks:  the rows, skipping what others hold
-with old as materialized (
-    select d.id
-    from durable.deliveries d
-    where d.state in ('sent', 'canceled', 'expired')
-      and d.finished_at <= (select durable.durable_now() - make_interval(secs => :retention_seconds))
-    order by d.finished_at
-    limit :limit
-    for update skip locked
-)
-delete from durable.deliveries d
-using old o
-where d.id = o.id
-returning cast(d.id as text) as id
+-- `since` is where the batch before ended: between there and the oldest row lie its dead versions, which nobody may
+-- clean away while a long transaction runs, and each batch would read those of all before it.
+select cast(d.id as text) as id, d.finished_at
+from durable.deliveries d
+where d.state in ('sent', 'canceled', 'expired')
+  and d.finished_at <= (select durable.durable_now() - make_interval(secs => :retention_seconds))
+  and d.finished_at >= coalesce(cast(:since as timestamptz), '-infinity')
+  and d.id <> all (cast(:without as uuid[]))
+order by d.finished_at
+limit :limit
+for update skip locked
+
+-- name: prune
+-- before: locked by `old` in this transaction
+-- after:  gone; `prune_journal` takes their history in the same transaction
+-- locks:  the rows, held already
+delete from durable.deliveries d where d.id = any (cast(:ids as uuid[]))
 
 -- name: prune_journal
 -- before: their rows are gone

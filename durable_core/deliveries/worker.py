@@ -44,15 +44,25 @@ class Attempted:
 
 @dataclass
 class Worker:
-    """One process as a worker. `time_limits` are the exceptions that mean "out of time"; `random` draws from [0, 1)."""
+    """
+    One process as a worker.
+
+    `time_limits` are the exceptions that mean "out of time"; `random` draws from [0, 1). `told_to_end` is true once
+    a parent ends this process and will give back what it holds: then an attempt that breaks off says nothing itself.
+    """
 
     database: Database
     holder: Holder = field(default_factory=Holder)
     time_limits: tuple[type[BaseException], ...] = ()
     random: Callable[[], float] = random_module.random
+    told_to_end: Callable[[], bool] = lambda: False
     heartbeat: Heartbeat = field(init=False)
+    quiet_until: float = field(default=0.0, init=False)
+    """`time.monotonic()` before which this process says nothing more of hints without a row."""
 
     def __post_init__(self) -> None:
+        # Of its own transactions none waits for an answer without end.
+        self.database = self.database.bounded(self.holder.answer_seconds)
         self.heartbeat = Heartbeat(self.database, self.holder)
 
     def pause(self, again: int) -> float:

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,6 +64,10 @@ def _complete(binaries: Path) -> bool:
     return all(os.access(binaries / name, os.X_OK) for name in ("postgres", "initdb"))
 
 
+DEAD_CLIENTS = {"client_connection_check_interval": "2s"} if sys.platform == "linux" else {}
+"""A statement that waits for a lock would else run, and commit, long after its client was killed."""
+
+
 class Postgres(Server):
     """
     A cluster of its own with one database, on 127.0.0.1, behind a generated password.
@@ -87,7 +92,7 @@ class Postgres(Server):
         keep: bool = False,
     ) -> None:
         super().__init__(directory, keep=keep)
-        self._settings = {"max_connections": "200", **(settings or {})}
+        self._settings = {"max_connections": "200", **DEAD_CLIENTS, **(settings or {})}
         self._binaries = binaries
 
     def url(self, port: int) -> str:

@@ -193,13 +193,13 @@ class ProcessContainer(CeleryTestContainer):
 class ValkeyContainer(ProcessContainer, RedisContainer):
     """A Valkey on loopback behind a password: any user of the machine can reach the port."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, more: Sequence[str] = ()) -> None:
         self._port, self._password = free_port(), secrets.token_urlsafe(16)
         configuration = folder / "valkey.conf"
         configuration.touch(0o600)
         configuration.write_text(
             f"port {self._port}\nbind 127.0.0.1\nrequirepass {self._password}\nappendonly no\n"
-            'save ""\nmaxmemory-policy noeviction\n'
+            'save ""\nmaxmemory-policy noeviction\n' + "".join(f"{line}\n" for line in more)
         )
         super().__init__(Process("valkey", [str(find_binary()), str(configuration)], folder, {"LC_ALL": "C"}))
 

@@ -7,19 +7,23 @@ what was committed with a receipt. Neither has a unique constraint that could hi
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 from celery import Celery
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from durable_core import Backoff, GiveUp, Retry, Step, delivery
+from durable_core.database.connections import raw
 from durable_core.deliveries.declare import DeliveryKind, registry
+from tests.celery import points
 
 LEASE, HEARTBEAT, DISPATCH, REAP = 3.0, 1.0, 0.5, 1.0
 """Seconds; a tenth of the defaults, so that a rescue is seen within seconds."""
@@ -57,7 +61,8 @@ TABLES = (
 @lru_cache(maxsize=1)
 def engine() -> Engine:
     """The shop's database, made at first use."""
-    return create_engine(os.environ["SHOP_DATABASE_URL"], pool_pre_ping=True)
+    connect_args = json.loads(os.environ.get("SHOP_CONNECT_ARGS", "{}"))
+    return create_engine(os.environ["SHOP_DATABASE_URL"], pool_pre_ping=True, connect_args=connect_args)
 
 
 class ShopSession(Session):
@@ -79,8 +84,8 @@ def configure(app: Celery) -> None:
     """The settings that the shop's workers, its beat and its web process share."""
     app.conf.update(
         durable_sessionmaker=sessions,
-        durable_lease_seconds=LEASE,
-        durable_heartbeat_seconds=HEARTBEAT,
+        durable_lease_seconds=float(os.environ.get("SHOP_LEASE", LEASE)),
+        durable_heartbeat_seconds=float(os.environ.get("SHOP_HEARTBEAT", HEARTBEAT)),
         durable_sweep_intervals={"dispatch": DISPATCH, "reap": REAP},
         worker_prefetch_multiplier=1,
         worker_send_task_events=True,
@@ -122,6 +127,15 @@ def hold(gate: str) -> None:
     end = time.monotonic() + HOLD_SECONDS
     while not (folder / f"{gate}.open").exists() and time.monotonic() < end:
         time.sleep(0.02)
+
+
+def pause(row_id: str, point: str) -> None:
+    """Held at this point if the test asked for it, once: whoever comes by later goes through."""
+    try:
+        (Path(os.environ["SHOP_GATES"]) / f"{row_id}.{point}.asked").unlink()
+    except FileNotFoundError:
+        return
+    hold(f"{row_id}.{point}")
 
 
 # --- the kinds -------------------------------------------------------------------------------------
@@ -180,15 +194,78 @@ def hopeless(step: Step, address: str) -> None:
     raise GiveUp("no such address", code="NO_RECIPIENT")
 
 
+def point(step: Step, at: str, sink: str = "") -> object:
+    """
+    Comes by every point of an attempt at which a test may hold it. What `at` names happens on the way, the first time.
+
+    The points outside the handler are in `points.py`.
+    """
+    first = step.fence == 1
+    pause(step.id, "K6")
+    call_outside(step)
+    if sink:
+        with urlopen(Request(sink, data=b"{}", headers={"Idempotency-Key": step.key}), timeout=HOLD_SECONDS):
+            pass
+    pause(step.id, "K7")
+    if first and at.startswith("K16"):
+        points.end_the_heartbeat()
+        points.say_when_cancelled(step)
+        pause(step.id, "K16")
+    pause(step.id, "settle")
+    if first and at.startswith("K15"):
+        raise Retry("the other side is busy", after=0.1)
+    if at == "K8":
+        step.in_commit(lambda session: write_effect(session, step, at))
+        return object()  # which cannot be stored, and is warned of before the commit begins
+    if first and at == "Z2 ended":
+        step.session.execute(text("set local idle_in_transaction_session_timeout = '1s'"))
+    write_effect(step.session, step, at)
+    pause(step.id, "Z2")
+    if at in ("K11", "K14"):
+        registry.get("shop.order").options(key=f"after {step.id}").enqueue(step.session, "follow-up")
+    if first and at == "K14":
+        step.session.info["hold_after_commit"] = f"{step.id}.K14"
+    return None
+
+
+def flooded(step: Step) -> None:
+    """Its first attempt asks for more than it reads: the database waits until it takes the rest."""
+    call_outside(step)
+    if step.fence == 1:
+        with raw(step.connection).cursor() as cursor:
+            for _ in cursor.stream("select repeat('x', 1000) from generate_series(1, 300000)"):
+                hold(step.id)
+    write_effect(step.session, step, "flooded")
+
+
+def plain(step: Step, note: str = "") -> None:
+    """Nothing but its effect: no connection beside the step's own."""
+    write_effect(step.session, step, note)
+
+
+def patient(step: Step, seconds: float) -> None:
+    """Asks at its first attempt to be run again after so long."""
+    call_outside(step)
+    if step.attempt == 1:
+        raise Retry("later", after=seconds)
+    write_effect(step.session, step, "patient")
+
+
 KINDS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("order", order, {}),
     ("quick", quick, {}),
     ("slow", slow, {}),
     ("held", held, {}),
+    ("brief", held, {"timeout": 8.0}),
     ("stuck", stuck, {"timeout": 1.5, "backoff": Backoff(base=600, factor=2, cap=3600)}),
     ("retried", retried, {}),
     ("hopeless", hopeless, {"queue": "mail"}),
     ("later", order, {}),
+    ("point", point, {}),
+    ("flooded", flooded, {"timeout": 6.0}),
+    ("plain", plain, {}),
+    ("patient", patient, {}),
+    ("renamed", order, {"formerly": ("shop.former",)}),
 )
 
 
@@ -199,10 +276,16 @@ class Shop:
     quick: DeliveryKind[..., Any]
     slow: DeliveryKind[..., Any]
     held: DeliveryKind[..., Any]
+    brief: DeliveryKind[..., Any]
     stuck: DeliveryKind[..., Any]
     retried: DeliveryKind[..., Any]
     hopeless: DeliveryKind[..., Any]
     later: DeliveryKind[..., Any]
+    point: DeliveryKind[..., Any]
+    flooded: DeliveryKind[..., Any]
+    plain: DeliveryKind[..., Any]
+    patient: DeliveryKind[..., Any]
+    renamed: DeliveryKind[..., Any]
 
     def __init__(self, without: Iterable[str] = ()) -> None:
         self.declared: list[str] = []

@@ -14,6 +14,7 @@ import redis
 from durable_core.celery_binding.publish import CeleryCarrier
 from durable_core.wakes import Hint
 from tests.celery.conftest import Nodes
+from tests.celery.nodes import wait_until
 from tests.celery.shop import Shop
 from tests.celery.world import World
 
@@ -86,9 +87,20 @@ def test_no_forged_or_damaged_message_stops_or_wedges_a_worker(
         assert worker.children() == before, "no child died, and the worker is the same"
         assert world.counts("effects") == dict.fromkeys(rows, 1)
 
-    # What a worker leaves behind must not stop the next one.
+    # What a worker leaves behind must not stop the next one, nor what came meanwhile.
     worker.kill("SIGKILL")
+    with redis.Redis.from_url(world.broker.container.host_url) as client:
+        for _ in range(MUTATIONS):
+            client.lpush("durable.forged", mutated(model, dice))
+        for item in RAW:
+            client.lpush("durable.forged", item)
+    row_id = world.commit(shop_kinds.quick, queue="forged")
     second = nodes.worker("next", "-Q", "durable.forged", "-c", "1")
     second.ready()
-    row_id = world.commit(shop_kinds.quick, queue="forged")
-    world.sent(row_id)
+    pids = (second.process.pid, second.children())
+    world.sent(row_id, world.commit(shop_kinds.quick, queue="forged"))
+    wait_until(lambda: world.broker.depth("forged") == 0, "all is read")
+    assert (second.process.pid, second.children()) == pids
+    assert second.process.status == "running"
+    said = second.process.logs().decode()
+    assert 0 < said.count("broker_message_dropped") < MUTATIONS, "drops are told, but not each"

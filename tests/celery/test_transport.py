@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import logging
 import subprocess
 import sys
 import uuid
@@ -13,6 +14,8 @@ import pytest
 import redis
 from celery import Celery
 from kombu import Connection, Queue
+from kombu.exceptions import OperationalError
+from redis import exceptions
 
 import tasks
 from durable_core.celery_binding import transport
@@ -139,6 +142,42 @@ def test_raw_garbage_is_dropped_and_the_hints_around_it_arrive(
 
     assert [kwargs for _, kwargs, _ in got] == [{"id": first.id}, {"id": last.id}]
     assert sum(transport.dropped.values()) - before == len(garbage)
+
+
+def test_drops_of_one_reason_are_all_counted_and_few_of_them_logged(caplog: pytest.LogCaptureFixture) -> None:
+    guard = transport._GuardedDeliveries()
+    before = transport.dropped["not an object"]
+    with caplog.at_level(logging.ERROR, "durable.transport"):
+        for _ in range(2 * 1000):
+            guard._deliver("secret-text", "durable.mail")
+
+    assert transport.dropped["not an object"] - before == 2000
+    said = [vars(record) for record in caplog.records if record.message == "broker_message_dropped"]
+    assert 2 <= len(said) <= transport.SAMPLED + 2
+    assert {(facts["queue"], facts["reason"]) for facts in said} == {("durable.mail", "not an object")}
+    assert said[-1]["count"] % 1000 == 0, "the last of them tells how many there were"
+    assert "secret-text" not in repr(said)
+
+
+def test_what_the_broker_refuses_is_told_with_its_reason_not_with_the_message(
+    valkey: redis.Redis, services: Addresses
+) -> None:
+    carrier = CeleryCarrier(Celery("producer", broker=guarded(services.redis_url)))
+    valkey.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(OperationalError, match="maxmemory") as refused:
+            carrier.publish([hint(), hint()])
+    finally:
+        valkey.config_set("maxmemory", "0")
+    assert "LPUSH" not in str(refused.value)
+
+
+def test_a_worker_takes_a_refusal_of_the_server_for_a_lost_connection(broker: Connection) -> None:
+    """Celery ends a worker for any other error of its broker: READONLY, OOM, MISCONF."""
+    for refusal in (exceptions.ReadOnlyError(), exceptions.OutOfMemoryError(), exceptions.ResponseError("MISCONF")):
+        assert isinstance(refusal, broker.connection_errors)
+    for url in ("rediss://example", "sentinel://example"):
+        assert exceptions.ResponseError in Connection(guarded(url)).connection_errors
 
 
 def test_messages_of_other_queues_pass_unchanged(broker: Connection) -> None:

@@ -3,6 +3,9 @@
 import os
 import signal
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from sqlalchemy.orm import Session
@@ -13,7 +16,9 @@ from durable_core.local.services import Addresses
 from durable_core.testing import create_database, drop_database
 from tests.celery.conftest import Nodes
 from tests.celery.nodes import ControlWorker, ShopSetup, ShopWorker, wait_until
-from tests.celery.shop import DISPATCH, Shop
+from tests.celery.rough import Rough
+from tests.celery.rough_nodes import rough_worker
+from tests.celery.shop import DISPATCH, LEASE, Shop
 from tests.celery.world import Events, World
 
 
@@ -142,3 +147,73 @@ def test_a_sweep_that_a_person_sends_is_run_by_the_control_worker(world: World, 
         task_id = world.app.send_task(f"durable.{name}", queue="durable.control", ignore_result=True).id
         event = events.wait_for("task-succeeded", task_id)
     assert "moved" in event["result"]
+
+
+@pytest.fixture
+def rough_kinds() -> Iterator[Rough]:
+    kinds = Rough()
+    yield kinds
+    kinds.forget()
+
+
+CROSSED = ("lost synchronization", "another command is already in progress", "unexpected message", "InterfaceError")
+"""What psycopg and libpq say when two processes read from one connection."""
+
+
+@pytest.mark.field("R51")
+@pytest.mark.field("R52")
+@pytest.mark.full_size
+def test_children_that_are_replaced_after_each_task_do_all_work_once_and_each_of_them_beats(
+    world: World, nodes: Nodes, rough_kinds: Rough, sized: Callable[[int, int], int]
+) -> None:
+    """
+    The parent takes and leaves every lock it can while it forks: it enqueues, rolls back, wakes and logs.
+
+    That each child beats is seen by a few handlers that take longer than their lease.
+    """
+    worker = rough_worker(
+        nodes, "recycled", "-Q", "durable.recycled", "-c", "4", "--max-tasks-per-child", "1",
+        environment={"ROUGH_BUSY_PARENT": "1", "ROUGH_ENGINE_AT_IMPORT": "1"},
+    )  # fmt: skip
+    worker.ready()
+    long = [world.commit(rough_kinds.plain, 1.5 * LEASE, queue="recycled") for _ in range(sized(4, 12))]
+    quick = world.commit_many(rough_kinds.plain, sized(12, 500), queue="recycled")
+    rows = world.accounted(*long, *quick, seconds=sized(180, 900))
+
+    assert {(row.attempts, row.interruptions) for row in rows} == {(1, 0)}
+    pids = [world.executions(row.id)[0].pid for row in rows]
+    assert len(set(pids)) == len(pids), "a child for each"
+    assert_no_connection_is_shared(world)
+    assert not any(word in worker.logs() for word in (*CROSSED, "heartbeat_failed"))
+
+
+@pytest.mark.field("R51")
+@pytest.mark.full_size
+def test_connections_opened_at_import_are_shared_by_no_children_and_no_threads(
+    world: World, nodes: Nodes, rough_kinds: Rough, sized: Callable[[Any, Any], Any]
+) -> None:
+    """Children that are not replaced are tried at full size; those that are, above."""
+    for pool in sized(("threads",), ("threads", "prefork")):
+        queue = f"imported-{pool}"
+        worker = rough_worker(
+            nodes, queue, "-Q", f"durable.{queue}", "-c", "4", "--pool", pool,
+            environment={"ROUGH_ENGINE_AT_IMPORT": "1"},
+        )  # fmt: skip
+        worker.ready()
+        ids = world.commit_many(rough_kinds.plain, sized(60, 400), queue=queue)
+        rows = world.accounted(*ids)
+
+        assert {(row.attempts, row.interruptions) for row in rows} == {(1, 0)}
+        assert len({world.executions(row_id)[0].pid for row_id in ids}) == (4 if pool == "prefork" else 1)
+        assert not any(word in worker.logs() for word in CROSSED)
+    assert_no_connection_is_shared(world)
+
+
+def assert_no_connection_is_shared(world: World) -> None:
+    """No backend of the database ever wrote for two processes."""
+    users = defaultdict(set)
+    for row_id in world.counts("effects"):
+        for effect in world.effects(row_id):
+            users[effect.backend].add(effect.pid)
+    assert users
+    assert {len(pids) for pids in users.values()} == {1}

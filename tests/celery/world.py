@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -100,6 +100,26 @@ class World:
                 {"ids": list(row_ids)},
             )
 
+    def lapse(self, queue: str, pids: Collection[int]) -> None:
+        """End the leases of what these processes hold, but for the rows that are locked."""
+        with self.engine.begin() as connection:
+            connection.execute(
+                text(
+                    "update durable.deliveries set lease_expires_at = clock_timestamp() where id in (select id"
+                    " from durable.deliveries where queue = :queue and state = 'processing'"
+                    " and owner_pid = any (:pids) for no key update skip locked)"
+                ),
+                {"queue": queue, "pids": list(pids)},
+            )
+
+    def let_the_next_begin(self, sweep: str) -> None:
+        """A killed sweep is waited for; let that time be over."""
+        with self.engine.begin() as connection:
+            connection.execute(
+                text("update durable.loops set began_at = began_at - interval '1 minute' where name = :name"),
+                {"name": sweep},
+            )
+
     def send(self, kind: str, row_id: str, queue: str = "durable") -> None:
         """One message by hand, as a broker may deliver it once more."""
         self.app.send_task(kind, kwargs={"id": row_id}, queue=f"durable.{queue}", ignore_result=True)
@@ -184,6 +204,38 @@ class World:
             for row in self._rows("select * from effects where row_id = :id order by id", id=row_id)
         ]
 
+    def keyed(self, key: str) -> str | None:
+        """The id of the row that was enqueued with this key."""
+        found = self._scalar("select cast(id as text) from durable.deliveries where key = :key", key=key)
+        return None if found is None else str(found)
+
+    def held_by(self, pids: Collection[int]) -> list[str]:
+        """The rows that these processes hold."""
+        found = self._rows(
+            "select cast(id as text) as id from durable.deliveries"
+            " where state = 'processing' and owner_pid = any (:pids)",
+            pids=list(pids),
+        )
+        return [row.id for row in found]
+
+    def waits_in(self, event: str) -> int:
+        """How many sessions wait in this place of the database."""
+        return int(
+            self._scalar(
+                "select count(*) from pg_stat_activity where datname = current_database() and wait_event = :event",
+                event=event,
+            )
+        )
+
+    def holding(self) -> list[str]:
+        """The sessions that wait for a lock, hold a row, or are idle in a transaction."""
+        found = self._rows(
+            "select a.query from pg_stat_activity a where a.datname = current_database() and a.pid <> pg_backend_pid()"
+            " and (a.state like 'idle in transaction%' or exists (select from pg_locks l where l.pid = a.pid"
+            " and (not l.granted or l.locktype in ('transactionid', 'tuple'))))"
+        )
+        return [row.query for row in found]
+
     def counts(self, table: str) -> dict[str, int]:
         """How often each row occurs in `effects` or `executions`."""
         found = self._rows(f"select row_id, count(*) as times from {table} group by row_id")
@@ -209,6 +261,30 @@ class World:
     def _scalar(self, sql: str, **parameters: object) -> Any:
         with self.engine.connect() as connection:
             return connection.scalar(text(sql), parameters)
+
+    def accounted(self, *row_ids: str, seconds: float = PATIENCE) -> list[Delivery]:
+        """
+        The rows, once all are sent, when the books agree.
+
+        One effect for each receipt, under the fence that settled it; and every other claim that
+        was counted as an attempt has its own end in the journal.
+        """
+        rows = self.sent(*row_ids, seconds=seconds)
+        effects = self._rows(
+            "select row_id, array_agg(fence) as fences from effects where row_id = any (:ids) group by row_id",
+            ids=list(row_ids),
+        )
+        assert {effect.row_id: effect.fences for effect in effects} == {row.id: [row.settled_fence] for row in rows}
+        ended = self._rows(
+            "select cast(row_id as text) as row_id, array_agg(distinct fence) as fences from durable.journal"
+            " where row_id = any (cast(:ids as uuid[])) and split_part(move, ' ', 1) = any (:ends) group by row_id",
+            ids=list(row_ids), ends=["fail", "reap", "release", "postpone"],
+        )  # fmt: skip
+        fences = {end.row_id: set(end.fences) for end in ended}
+        for row in rows:
+            given_up = fences.get(row.id, set()) - {row.settled_fence}
+            assert row.attempts == 1 + len(given_up), (row, self.lines(row.id))
+        return rows
 
     # --- the end of a test
 

@@ -143,6 +143,60 @@ def test_a_check_fails_when_the_last_run_of_a_sweep_ended_with_an_error(
     assert "unhealthy: sweep reap failed" in result.stderr
 
 
+@pytest.fixture
+def in_trouble(engine: Engine, make: Callable[..., Made], clock: MovableClock) -> Callable[[str], None]:
+    """Bring about one of the ways in which work stands still while every process is alive."""
+
+    def _set(sql: str) -> None:
+        with engine.begin() as connection:
+            connection.execute(text(sql))
+
+    def _in_trouble(trouble: str) -> None:
+        match trouble:
+            case "no worker reads a queue":
+                make(queue="mail")
+                _set("update durable.deliveries set due_at = due_at - interval '400 s'")
+            case "no beat, no worker":
+                _set("update durable.loops set began_at = began_at - interval '90 s' where name = 'dispatch'")
+            case "no beat, but workers":
+                _set("update durable.loops set host = 'h (a worker)' where name = 'reap'")
+            case "dispatch fails":
+                _set("update durable.loops set error = 'OperationalError: refused' where name = 'dispatch'")
+            case "reap is behind":
+                make(queue="mail", state="processing")
+                _set("update durable.deliveries set lease_expires_at = lease_expires_at - interval '400 s'")
+            case "the clock was set back":
+                _set("update durable.loops set began_at = began_at + interval '1 h' where name = 'reap'")
+
+    return _in_trouble
+
+
+@pytest.mark.field("R94")
+@pytest.mark.parametrize(
+    ("trouble", "named"),
+    [
+        ("no worker reads a queue", "the oldest due delivery of queue mail has waited 6m"),
+        ("no beat, no worker", "sweep dispatch last began 1m 3"),
+        ("no beat, but workers", "sweep reap was last run by a worker: no beat drives it"),
+        ("dispatch fails", "sweep dispatch failed: OperationalError: refused"),
+        ("reap is behind", "a lease ended 6m"),
+        ("the clock was set back", "sweep reap last began 59m"),
+    ],
+)
+def test_work_that_stands_still_is_named_although_every_process_lives(
+    durable: Run, all_swept: None, in_trouble: Callable[[str], None], trouble: str, named: str
+) -> None:
+    assert durable("status", "--check").exit_code == 0
+
+    in_trouble(trouble)
+
+    result = durable("status", "--check", "--json")
+    assert result.exit_code == 6
+    (problem,) = value_of(result)["problems"]
+    assert problem.startswith(named)
+    assert f"unhealthy: {problem}" in result.stderr
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -459,11 +459,11 @@ def test_a_handler_may_run_ten_times_its_lease_while_its_process_beats(
 ):
     from durable_core.deliveries import sweep
 
-    worker = make_worker(lease_seconds=0.3, heartbeat_seconds=0.07)
+    worker = make_worker(lease_seconds=0.9, heartbeat_seconds=0.1)
     reaped = []
 
     def handler(step):
-        end = time.monotonic() + 3.0
+        end = time.monotonic() + 9.0
         while time.monotonic() < end:
             reaped.append(sweep.reap(database))
             time.sleep(0.05)

@@ -2,11 +2,13 @@
 
 import logging
 import time
+from dataclasses import replace
 
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 
 from durable_core.claims.claim import Holder
 from durable_core.claims.heartbeat import Heartbeat
+from durable_core.database.connections import Database
 from durable_core.deliveries.attempt import _statements, claim_due
 from durable_core.deliveries.enqueue import enqueue_many
 
@@ -133,3 +135,30 @@ def test_a_stopped_heartbeat_gives_its_connection_back(database, engine, make):
     heartbeat.beat()
     heartbeat.stop()
     assert heartbeat._connection is None
+
+
+def test_a_claim_none_of_whose_beats_gets_through_is_given_up_when_its_lease_is_over(engine, make):
+    made = make(state="processing")
+    nowhere = Database(create_engine(engine.url.set(port=1)))
+    heartbeat = Heartbeat(nowhere, Holder(lease_seconds=0.6, heartbeat_seconds=0.1))
+    held = heartbeat.hold(replace(made.held, taken_at=time.monotonic()), _statements)
+    assert not held.given_up
+    end = time.monotonic() + 10
+    while not held.given_up and time.monotonic() < end:
+        time.sleep(0.02)
+    heartbeat.stop()
+    assert held.given_up
+    assert not held.lost.is_set()
+
+
+def test_a_claim_whose_row_its_own_step_has_locked_is_not_given_up(database, engine, make):
+    """The beat skips the row, and so does whoever would take it."""
+    made = make(state="processing")
+    heartbeat = Heartbeat(database, Holder(lease_seconds=0.6, heartbeat_seconds=0.1))
+    held = heartbeat.hold(replace(made.held, taken_at=time.monotonic() - 1.0), _statements)
+    assert held.given_up
+    with engine.begin() as step:
+        step.execute(text("select from durable.deliveries for no key update"))
+        heartbeat.beat()
+        assert not held.given_up
+    heartbeat.stop()

@@ -1,4 +1,4 @@
-"""`durable migrate`: from nothing, twice, two at once, in another schema, as printed SQL."""
+"""`durable migrate`: from nothing, twice, in another schema, as printed SQL, under work; old code and new code."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -6,12 +6,21 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
 
 from durable_core.database import migrate as migrations
 from durable_core.database.connections import Database
 from durable_core.database.statements import use_schema
 from durable_core.errors import SchemaAhead, SchemaBehind
-from durable_core.testing import create_database, drop_database, make_delivery, migrated
+from durable_core.testing import (
+    create_database,
+    drop_database,
+    make_delivery,
+    migrated,
+    wait_until_blocked,
+    wait_until_somebody_blocks,
+)
+from tests.next_revision import NEXT, newer_code
 
 _numbers = itertools.count()
 
@@ -164,6 +173,101 @@ def test_a_schema_from_a_newer_version_is_refused_and_not_called_behind(empty, a
     with empty.connect() as tx, pytest.raises(SchemaAhead) as refused:
         ask(tx)
     assert "is at revision 9999, which this code does not know" in str(refused.value)
+
+
+def test_old_code_goes_on_on_a_newer_revision_that_says_it_may(empty, tmp_path):
+    """During a rolling deploy a worker of the old code may restart at any time."""
+    migrations.migrate(empty)
+    with newer_code(tmp_path):
+        assert migrations.migrate(empty) == [
+            f"{NEXT}: A nullable column and an index, as a later version might add them."
+        ]
+    newer = shape(empty)
+    with empty.connect() as tx:
+        assert migrations.check(tx) == NEXT
+        assert migrations.pending(tx) == []
+    assert migrations.migrate(empty) == []
+    assert shape(empty) == newer, "an old `durable migrate` changes nothing"
+
+
+@pytest.mark.parametrize("at", [NEXT, "9002"])
+def test_old_code_is_refused_where_the_newer_revision_excludes_it_or_says_nothing(empty, tmp_path, at):
+    """What an earlier revision allowed is no promise about a later one."""
+    with newer_code(tmp_path, oldest=NEXT if at == NEXT else migrations.newest()):
+        migrations.migrate(empty)
+    with empty.begin() as tx:
+        tx.execute(text("update durable.schema_version set version_num = :at"), {"at": at})
+    for ask in (migrations.check, migrations.pending):
+        with empty.connect() as tx, pytest.raises(SchemaAhead):
+            ask(tx)
+    with pytest.raises(SchemaAhead):
+        migrations.migrate(empty)
+
+
+def test_printed_sql_says_as_well_which_code_may_go_on(empty, tmp_path):
+    with newer_code(tmp_path):
+        printed = migrations.sql()
+    url = empty.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, autocommit=True) as psql:
+        psql.execute(printed.encode())
+    with empty.connect() as tx:
+        assert migrations.check(tx) == NEXT
+
+
+def test_new_code_runs_on_the_older_revisions_it_lists_and_else_names_what_to_run(empty, tmp_path):
+    migrations.migrate(empty)
+    with newer_code(tmp_path), empty.connect() as tx:
+        with pytest.raises(SchemaBehind) as refused:
+            migrations.check(tx)
+        assert str(refused.value) == (
+            f'schema "durable" is at revision 0001 and this code needs {NEXT}: run `durable migrate`.'
+        )
+    with newer_code(tmp_path, also=("0001",)), empty.connect() as tx:
+        assert migrations.check(tx) == "0001"
+
+
+def test_every_revision_after_the_first_says_which_code_may_run_on_it():
+    sources = {path.stem: path.read_text() for path in (migrations.MIGRATIONS / "versions").glob("r*.py")}
+    assert {name for name, source in sources.items() if "runs_with_code_from(" not in source} == {"r0001_deliveries"}
+
+
+@pytest.fixture
+def a_long_transaction(empty):
+    """One that has read the deliveries and does not end: a report, or pg_dump."""
+    migrations.migrate(empty)
+    with empty.connect() as report:
+        report.execute(text("select count(*) from durable.deliveries"))
+        yield report
+
+
+def test_a_migration_behind_a_long_transaction_holds_up_no_work(empty, a_long_transaction, tmp_path, kind):
+    """Who queues behind it waits no longer than its lock timeout; it tries again, and gets through in the end."""
+    report = a_long_transaction
+    with newer_code(tmp_path), ThreadPoolExecutor(2) as pool:
+        migrating = pool.submit(migrations.migrate, empty)
+        wait_until_blocked(empty, wait_until_somebody_blocks(empty), by=report.scalar(text("select pg_backend_pid()")))
+
+        def work():
+            with empty.begin() as tx:
+                return make_delivery(tx, kind, state="sent")
+
+        assert pool.submit(work).result(timeout=20), "work gets through while the long transaction lasts"
+        assert not migrating.done()
+        report.rollback()
+        assert len(migrating.result(timeout=60)) == 1
+
+
+def test_a_migration_that_never_gets_its_lock_gives_up_with_nothing_changed(
+    empty, a_long_transaction, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", "200ms")
+    monkeypatch.setattr(migrations, "TRIES", 2)
+    before = shape(empty)
+    with newer_code(tmp_path), pytest.raises(OperationalError, match="lock timeout"):
+        migrations.migrate(empty)
+    assert shape(empty) == before
+    with empty.connect() as tx:
+        assert migrations.check(tx) == "0001"
 
 
 def test_the_hosts_own_migration_history_is_not_touched(empty):

@@ -1,14 +1,19 @@
 """Taking back what lost workers hold, and the late reports that follow."""
 
+import random
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import text
 
-from durable_core import GiveUp, Retry, deliveries
+from durable_core import Backoff, GiveUp, Retry, deliveries
 from durable_core.claims.claim import Holder
+from durable_core.database.transactions import run
 from durable_core.deliveries import sweep
-from durable_core.deliveries.attempt import Outcome, carry_out, claim_one, perform
+from durable_core.deliveries.attempt import Outcome, _statements, carry_out, claim_due, claim_one, perform
+from durable_core.deliveries.enqueue import enqueue_many
+from durable_core.sweeps import Bounds, named, run_sweep
+from tests.poison import poisoned
 
 MIDDLE = lambda: 0.5  # noqa: E731
 
@@ -180,9 +185,6 @@ def test_a_heartbeat_past_the_deadline_keeps_nothing(engine, declare, make, row,
 
 
 def _beat(engine, made):
-    from durable_core.database.transactions import run
-    from durable_core.deliveries.attempt import _statements
-
     with engine.begin() as tx:
         (answer,) = run(tx, _statements.keep, ids=[made.id], fences=[made.held.fence], lease_seconds=30.0)
     return answer["kept"]
@@ -368,6 +370,100 @@ def test_one_row_that_cannot_be_reaped_does_not_keep_the_rest(database, engine, 
     finally:
         with engine.begin() as tx:
             tx.execute(text("drop function refuse_one() cascade"))
+
+
+def test_one_row_that_cannot_be_given_back_does_not_keep_the_rest_of_its_process(database, engine, make, row, lines):
+    made = [make(state="processing", holder=Holder(owner="this-worker", pid=4711)) for _ in range(3)]
+    with poisoned(engine, made[1].id, "update", "new.state = 'pending'"):
+        assert sweep.give_back(database, "this-worker", {4711}) == 2
+    assert [row(m.id).state for m in made] == ["pending", "processing", "pending"]
+    assert [line.move for line in lines(made[1].id)] == ["hold"]
+
+
+def test_a_row_that_fails_at_commit_is_told_from_the_rest(database, engine, make, row, clock):
+    """A constraint trigger of the host's, initially deferred."""
+    made = [make(state="processing") for _ in range(3)]
+    with engine.begin() as tx:
+        tx.execute(text(
+            "create function refuse_late() returns trigger language plpgsql as $$ begin raise 'host says no'; end $$;"
+            "create constraint trigger refuse_late after update on durable.deliveries initially deferred for each row"
+            f" when (new.id = '{made[0].id}' and new.state = 'pending') execute function refuse_late()"
+        ))  # fmt: skip
+    try:
+        clock.advance(31)
+        assert reap(database) == 2
+        assert "host says no" in row(made[0].id).held_reason
+    finally:
+        with engine.begin() as tx:
+            tx.execute(text("drop function refuse_late() cascade"))
+
+
+@pytest.mark.field("R26")
+def test_whoever_is_lost_is_found_by_the_rows_own_lease_whatever_else_is_deleted(database, engine, make, row, clock):
+    """No worker is registered anywhere. What tells of workers at all is `durable.loops`, and nothing rests on it."""
+    with engine.connect() as tx:
+        tables = set(tx.scalars(text("select tablename from pg_tables where schemaname = 'durable'")))
+    assert tables - {"schema_version", "test_clock"} == {"deliveries", "journal", "loops"}
+    unheard_of = [make(state="processing", holder=Holder(owner=f"nobody-{n}", pid=n + 1)).id for n in range(3)]
+    run_sweep(database, named("reap"), Bounds())
+    clock.advance(31)
+    with engine.begin() as tx:
+        tx.execute(text("delete from durable.loops"))
+    assert run_sweep(database, named("reap"), Bounds()) == {"moved": 3}
+    assert {row(row_id).state for row_id in unheard_of} == {"pending"}
+
+
+# --- when all fail at once -------------------------------------------------------------------------
+
+
+@pytest.mark.field("R73")
+@pytest.mark.parametrize(("jitter", "spread"), [(0.15, 0.29), (0.3, 0.5)], ids=["by default", "as wide as is asked"])
+def test_five_hundred_failures_of_one_second_come_back_spread_over_their_delay(
+    database, engine, declare, clock, seed, jitter, spread
+):
+    """By default over 30 % of the delay; a kind that needs half of it, or more, says so."""
+    kind = declare(timeout=20, backoff=Backoff(base=30, jitter=jitter))
+    clock.freeze()
+    with engine.begin() as tx:
+        enqueue_many(tx, [kind.options().new(n) for n in range(500)])
+        claims = claim_due(tx, 500)
+    clock.advance(15)
+    with engine.begin() as tx:
+        run(
+            tx, _statements.keep,
+            ids=[claim.id for claim in claims], fences=[claim.fence for claim in claims], lease_seconds=30.0,
+        )  # fmt: skip
+    clock.advance(6)
+    assert sweep.reap(database, random=random.Random(seed).random) == 500
+    with engine.connect() as tx:
+        delays_of = text("select error_code, extract(epoch from due_at - :now) as delay from durable.deliveries")
+        found = tx.execute(delays_of, {"now": clock.now()}).all()
+    assert {one.error_code for one in found} == {"TIMEOUT"}
+    delays = sorted(float(one.delay) for one in found)
+    assert delays[-1] - delays[0] >= spread * 30
+    assert 30 * (1 - jitter) - 0.01 <= delays[0]
+    assert delays[-1] <= 30 * (1 + jitter) + 0.01
+    for third in range(3):
+        a_third = 2 * jitter * 30 / 3
+        within = [d for d in delays if 0 <= d - 30 * (1 - jitter) - third * a_third < a_third]
+        assert len(within) > 100, "evenly, and not in two heaps"
+
+
+@pytest.mark.field("R73")
+@pytest.mark.parametrize("attempts", [199, 999_000])
+def test_attempt_two_hundred_waits_as_long_as_the_cap_and_no_longer(
+    engine, declare, make, row, worker, clock, attempts
+):
+    def handler(step):
+        raise RuntimeError(step.attempt)
+
+    kind = declare(handler, max_attempts=1_000_000)
+    made = make(kind)
+    with engine.begin() as tx:
+        tx.execute(text("update durable.deliveries set attempts = :n where id = :id"), {"n": attempts, "id": made.id})
+    clock.freeze()
+    assert perform(worker, kind, made.id).outcome is Outcome.RETRY
+    assert row(made.id).due_at - clock.now() == timedelta(hours=1)
 
 
 def test_counters_add_up_over_a_life_with_every_kind_of_ending(database, worker, engine, declare, make, row, clock):

@@ -1,16 +1,24 @@
 """Dispatch, prune, and the turns of the sweeps: any number of beats may drive them."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, event, text
 
 from durable_core import deliveries, wakes
+from durable_core.database.connections import Database
 from durable_core.deliveries import sweep
-from durable_core.deliveries.attempt import perform
+from durable_core.deliveries.attempt import Outcome, perform
 from durable_core.deliveries.enqueue import enqueue_many
 from durable_core.errors import NotInstalled
 from durable_core.sweeps import PATIENCE_SECONDS, SWEEPS, Bounds, Sweep, loops, named, run_sweep
+from durable_core.testing import wait_until_somebody_blocks
+from tests.poison import poisoned
 
 BOUNDS = Bounds()
 
@@ -98,6 +106,32 @@ def test_a_broker_that_is_down_fails_dispatch_and_loses_nothing(database, make, 
     assert sweep.dispatch(database) == 1
 
 
+def test_a_row_that_cannot_be_marked_is_held_back_and_the_rest_are_hinted(
+    database, engine, kind, make, carrier, row, worker
+):
+    made = [make() for _ in range(3)]
+    offender = made[1].id
+    with poisoned(engine, offender, "update", "new.hint_at > old.hint_at"):
+        assert sweep.dispatch(database) == 2
+        carrier.lying.clear()
+        assert sweep.dispatch(database) == 2
+    assert offender not in {hint.id for hint in carrier.published}
+    assert "dispatch failed" in row(offender).held_reason
+    assert "host says no" in row(offender).held_reason
+    with engine.begin() as tx:
+        deliveries.release(tx, offender, by="dana", reason="the trigger is gone")
+    sweep.dispatch(database)
+    assert offender in {hint.id for hint in carrier.published}
+    assert perform(worker, kind, offender).outcome is Outcome.SENT
+
+
+def test_a_row_that_cannot_even_be_held_does_not_stop_dispatch(database, engine, make, carrier, row):
+    made = [make() for _ in range(3)]
+    with poisoned(engine, made[0].id, "update"):
+        assert sweep.dispatch(database) == 2
+    assert row(made[0].id).held_reason is None
+
+
 # --- prune -----------------------------------------------------------------------------------------
 
 
@@ -141,6 +175,173 @@ def test_a_late_report_on_a_pruned_row_is_a_lost_race(database, worker, kind, ma
     assert carry_out(worker, kind, made.held).outcome is Outcome.CLAIM_LOST
 
 
+@pytest.mark.parametrize("checked", ["not deferrable", "deferrable initially deferred"])
+def test_a_row_that_a_row_of_the_hosts_still_needs_stays_until_it_is_free_and_keeps_no_other(
+    database, engine, make, clock, row, checked, monkeypatch
+):
+    made = [make(state="sent").id for _ in range(7)]
+    clock.advance(15 * 24 * 3600)
+    monkeypatch.setattr(sweep, "PRUNE_LIMIT", 2)
+    with engine.begin() as tx:
+        tx.execute(
+            text(f"create table public.notes (id int, delivery uuid references durable.deliveries (id) {checked})")
+        )
+        for n in (0, 1, 4):  # the first batch is nothing but such rows
+            tx.execute(text("insert into public.notes values (:n, :id)"), {"n": n, "id": made[n]})
+    try:
+        assert sweep.prune_all(database) == 4
+        assert {row(made[n]).state for n in (0, 1, 4)} == {"sent"}
+        with engine.begin() as tx:
+            tx.execute(text("delete from public.notes where id = 4"))
+        assert sweep.prune_all(database) == 1
+    finally:
+        with engine.begin() as tx:
+            tx.execute(text("drop table public.notes"))
+
+
+OLD = """
+    insert into durable.deliveries (id, kind, queue, priority, arguments, digest, state, due_at, hint_at, fence,
+        settled_fence, attempts, max_attempts, max_interruptions, created_at, finished_at)
+    select cast(lpad(to_hex(n), 32, '0') as uuid), :kind, 'durable', 5, '{}', repeat('0', 64), 'sent', ended, ended,
+        1, 1, 1, 5, 20, ended - interval '1 minute', ended
+    from generate_series(1, :rows) as n,
+        lateral (select now() - interval '30 days' + n * interval '1 second' as ended) as instant
+"""
+HISTORY = """
+    insert into durable.journal (row_id, contract, move, fence)
+    select d.id, 'delivery', 'reap', 1 from durable.deliveries d, generate_series(1, 2)
+"""
+PRUNE = """
+import sys
+from sqlalchemy import create_engine
+from durable_core.database.connections import Database
+from durable_core.deliveries import sweep
+sweep.prune_all(Database(create_engine(sys.argv[1])), seconds=600)
+"""
+
+
+@pytest.mark.field("R64")
+@pytest.mark.full_size
+def test_a_long_overdue_prune_commits_batch_by_batch_survives_a_kill_and_takes_only_what_is_old(
+    database, engine, kind, make, row, worker, sized
+):
+    """Under load, and under a statement time-out of two seconds. The kill strikes in the middle of a batch."""
+    rows = sized(5000, 500_000)
+    middle = rows * 7 // 10
+    unfinished = {state: make(state=state).id for state in ("pending", "processing", "failed", "dead")}
+    recent = make(state="sent").id
+    with engine.begin() as tx:
+        tx.execute(text("set local session_replication_role = replica"))
+        tx.execute(text("update durable.deliveries set created_at = created_at - interval '400 days'"))
+        tx.execute(text(OLD), {"kind": kind.name, "rows": rows})
+        tx.execute(text(HISTORY))
+        tx.execute(text(
+            "create function wait_here() returns trigger language plpgsql as $$ begin"
+            " perform pg_advisory_xact_lock_shared(64); return old; end $$;"
+            "create trigger wait_here before delete on durable.deliveries for each row"
+            f" when (old.id = '{middle:032x}') execute function wait_here()"
+        ))  # fmt: skip
+        tx.execute(text("alter table durable.deliveries enable always trigger wait_here"))
+    url = engine.url.update_query_dict({"options": "-c statement_timeout=2s"})
+    old = text("select count(*) from durable.deliveries where created_at < now() - interval '20 days'")
+    loaded, end_of_load = [], threading.Event()
+
+    def load():
+        while not end_of_load.is_set():
+            with engine.begin() as tx:
+                row_id = kind.options().enqueue(tx, 1).id
+            assert perform(worker, kind, row_id).outcome is Outcome.SENT
+            loaded.append(row_id)
+
+    under_load = threading.Thread(target=load)
+    under_load.start()
+    try:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as holder:
+            holder.execute(text("select pg_advisory_lock(64)"))
+            pruning = subprocess.Popen(
+                [sys.executable, "-c", PRUNE, url.render_as_string(hide_password=False)], cwd=os.getcwd()
+            )
+            wait_until_somebody_blocks(engine, seconds=sized(120, 600))
+            assert pruning.poll() is None
+            pruning.send_signal(signal.SIGKILL)
+            pruning.wait(30)
+            left = holder.scalar(old) - len(unfinished) - 1
+            holder.execute(text("select pg_advisory_unlock(64)"))
+        assert left <= rows - middle + sweep.PRUNE_LIMIT, "the batches before the kill are committed"
+        assert left > rows - middle, "the batch that was killed is not"
+        own = create_engine(url)
+        try:
+            while sweep.prune_all(Database(own)):
+                pass
+        finally:
+            own.dispose()
+    finally:
+        end_of_load.set()
+        under_load.join()
+        with engine.begin() as tx:
+            tx.execute(text("drop function wait_here() cascade"))
+    assert {state: row(row_id).state for state, row_id in unfinished.items()} == {state: state for state in unfinished}
+    assert row(recent).state == "sent", "age counts from the end and not from the creation"
+    assert loaded
+    with engine.connect() as tx:
+        assert tx.scalar(text("select count(*) from durable.deliveries")) == len(loaded) + len(unfinished) + 1
+        keepers = {str(line) for line in tx.scalars(text("select row_id from durable.journal"))}
+        assert keepers == {*unfinished.values(), recent}, "history goes with its row, and only with it"
+
+
+def test_a_batch_too_long_for_the_hosts_statement_timeout_is_pruned_in_smaller_ones(engine, make, clock, monkeypatch):
+    for _ in range(40):
+        make(state="sent")
+    clock.advance(15 * 24 * 3600)
+    monkeypatch.setattr(sweep, "PRUNE_LIMIT", 40)
+    with engine.begin() as tx:
+        tx.execute(text(
+            "create function dawdle() returns trigger language plpgsql as $$ begin perform pg_sleep(0.06); return old;"
+            " end $$; create trigger dawdle before delete on durable.deliveries for each row execute function dawdle()"
+        ))  # fmt: skip
+    own = create_engine(engine.url.update_query_dict({"options": "-c statement_timeout=2s"}))
+    try:
+        assert sweep.prune_all(Database(own), seconds=60) == 40
+    finally:
+        own.dispose()
+        with engine.begin() as tx:
+            tx.execute(text("drop function dawdle() cascade"))
+
+
+def test_a_long_transaction_elsewhere_does_not_make_each_batch_of_prune_read_those_before_it_again(
+    engine, other_engine, kind, monkeypatch
+):
+    """It keeps the dead rows in the index: without a place to go on from, ten batches would read them 55 times."""
+    monkeypatch.setattr(sweep, "PRUNE_LIMIT", 100)
+    with engine.begin() as tx:
+        tx.execute(text("set local session_replication_role = replica"))
+        tx.execute(text(OLD), {"kind": kind.name, "rows": 1000})
+    read = text("select idx_tup_read from pg_stat_user_indexes where indexrelname = 'deliveries_finished'")
+    others = text(
+        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    )
+
+    def read_by_now(looking):
+        """What all who have left had read: a session tells its numbers when it ends."""
+        while looking.scalar(others):
+            assert not threading.Event().wait(0.02)
+        return looking.scalar(read)
+
+    engine.dispose()
+    own = create_engine(engine.url)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as looking:
+        looking.execute(text("vacuum durable.deliveries"))
+        before = read_by_now(looking)
+        with other_engine.connect() as report:
+            report.execute(text("set transaction isolation level repeatable read"))
+            report.execute(text("select 1 from durable.loops"))
+            assert sweep.prune_all(Database(own)) == 1000
+        own.dispose()
+        other_engine.dispose()
+        entries = read_by_now(looking) - before
+    assert 1000 <= entries < 2 * 1000
+
+
 # --- turns -----------------------------------------------------------------------------------------
 
 
@@ -170,6 +371,50 @@ def test_after_a_gap_longer_than_a_lease_owners_may_beat_before_anything_is_take
     assert row(made.id).state == "pending"
 
 
+def test_a_reap_that_had_to_wait_for_a_lock_on_the_table_lets_owners_beat_first(
+    database, engine, other_engine, make, row, clock
+):
+    """A careless migration: no beat came through either, so every lease may be over although every worker lives."""
+    clock.freeze()
+    run_sweep(database, named("reap"), BOUNDS)
+    made = make(state="processing")
+    clock.advance(5)
+    with ThreadPoolExecutor(1) as pool, other_engine.connect() as migration:
+        migration.execute(text("lock table durable.deliveries in access exclusive mode"))
+        waiting = pool.submit(run_sweep, database, named("reap"), Bounds(heartbeat_seconds=0.05))
+        wait_until_somebody_blocks(engine)
+        assert not threading.Event().wait(0.06)  # a heartbeat
+        clock.advance(27)
+        migration.commit()
+        assert waiting.result(30) == {"moved": 0}
+    assert row(made.id).state == "processing"
+    clock.advance(5)
+    assert "skipped" in run_sweep(database, named("reap"), Bounds(lease_seconds=100)), "not all have beaten yet"
+    clock.advance(9)
+    assert run_sweep(database, named("reap"), BOUNDS) == {"moved": 1}
+
+
+@pytest.mark.parametrize("how", ["raised", "never ended"])
+def test_after_a_reap_that_failed_owners_may_beat_first(database, engine, make, row, clock, how):
+    """What stopped it may have stopped their beats."""
+
+    def no(_database, _bounds):
+        raise TimeoutError("the table is locked")
+
+    made = make(state="processing")
+    clock.advance(25)
+    with pytest.raises(TimeoutError):
+        run_sweep(database, Sweep("reap", 5.0, "nothing", no, takes_from_owners=True), BOUNDS)
+    if how == "never ended":
+        with engine.begin() as tx:
+            tx.execute(text("update durable.loops set ended_at = null, error = null"))
+    clock.advance(16)
+    assert run_sweep(database, named("reap"), BOUNDS)["skipped"] == "after an outage owners may beat first"
+    assert row(made.id).state == "processing"
+    clock.advance(9)
+    assert run_sweep(database, named("reap"), BOUNDS) == {"moved": 1}
+
+
 def test_a_sweep_that_raises_is_noted_with_its_error(database, engine, make, carrier):
     make()
     carrier.refuses = ConnectionError("broker is down")
@@ -190,6 +435,32 @@ def test_a_clock_set_back_does_not_stop_the_sweeps(database, clock):
 def test_each_sweep_says_what_it_heals_and_has_a_name_of_its_own():
     assert len({one.name for one in SWEEPS}) == len(SWEEPS)
     assert all(one.heals and one.interval > 0 and one.task == f"durable.{one.name}" for one in SWEEPS)
+
+
+@pytest.mark.full_size
+def test_a_backlog_of_stale_sweep_messages_costs_one_statement_each_and_moves_nothing(
+    database, engine, make, row, clock, carrier, sized
+):
+    clock.freeze()
+    for one in SWEEPS:
+        run_sweep(database, one, BOUNDS)
+    lost = make(state="processing")
+    clock.advance(0.4)
+    statements = []
+
+    def count(_connection, _cursor, statement, *_):
+        statements.append(statement)
+
+    stale = sized(300, 10_000)
+    event.listen(engine, "before_cursor_execute", count)
+    try:
+        answers = [run_sweep(database, SWEEPS[n % len(SWEEPS)], BOUNDS) for n in range(stale)]
+    finally:
+        event.remove(engine, "before_cursor_execute", count)
+    assert {tuple(answer.items()) for answer in answers} == {(("moved", 0), ("skipped", "one just ran"))}
+    assert len(statements) == stale
+    assert not any("deliveries" in statement for statement in statements), "the work itself is not even looked at"
+    assert row(lost.id).state == "processing"
 
 
 # --- reading ---------------------------------------------------------------------------------------

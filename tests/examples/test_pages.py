@@ -216,6 +216,7 @@ def test_the_numbers_of_the_contract_are_those_of_the_code(plain_kind: DeliveryK
         "largest arguments, and largest result": f"{arguments.MAX_BYTES} bytes",
         "deepest arguments": f"{arguments.MAX_DEPTH} levels",
         "longest key": "1000 bytes",
+        "largest `max_attempts`, and largest `max_interruptions`": f"{options.LARGEST_BUDGET}",
         "priority, 0 being the most urgent": f"{plain_kind.priority}",
         "queue": f"`{plain_kind.queue}`",
         "retention of sent rows": f"{sweep.RETENTION_SECONDS / 86400:g} days",

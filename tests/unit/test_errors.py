@@ -30,6 +30,7 @@ from durable_core.errors import (
     StepTransactionOwned,
     TooOldServer,
     UnknownHandler,
+    UnsafePooler,
     UnsupportedTransaction,
 )
 from durable_core.local import LocalServicesError
@@ -43,7 +44,7 @@ ALL = [
     ClaimLost("0198", 3, 4), ClaimLost("0198", 3, None),
     StepTransactionOwned("commit"), EffectEscaped("0198"), SchemaBehind("durable", None, "0001"),
     SchemaBehind("durable", "0000", "0001"), SchemaAhead("durable", "9999", "0001"),
-    TooOldServer("14.11"),
+    TooOldServer("14.11"), UnsafePooler(),
 ]  # fmt: skip
 
 

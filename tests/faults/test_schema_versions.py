@@ -1,0 +1,122 @@
+"""Old code on a newer schema: what a rolling deploy asks of the workers that have not been replaced yet."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url, text
+
+from durable_core.database import migrate as migrations
+from durable_core.local.services import Addresses, Services
+from tests.celery.nodes import REPOSITORY
+from tests.conftest import QUICK_POSTGRES
+from tests.elsewhere import ALL, PART
+from tests.next_revision import NEXT, newer_code
+
+FROM_NOTHING = (
+    "tests/core/test_migrate.py",
+    "tests/core/test_enqueue.py::test_a_forgotten_migrate_is_told_with_the_command",
+)
+"""They ask for databases with nothing in them, and here every new database has the schema already."""
+
+
+@pytest.fixture
+def addresses() -> Iterator[Addresses]:
+    """A quick Postgres and a Valkey of the test's own."""
+    directory = Path(tempfile.mkdtemp(prefix="durable-versions-"))
+    directory.chmod(0o755)  # root's servers run as another account, which must reach their data
+    servers = Services(directory, postgres_settings=QUICK_POSTGRES)
+    try:
+        yield servers.start()
+    finally:
+        servers.stop(remove=True)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def template(addresses: Addresses) -> Iterator[Engine]:
+    """What the server copies for each new database; nobody may be connected to it then."""
+    engine = create_engine(make_url(addresses.database_url).set(database="template1"))
+    yield engine
+    engine.dispose()
+
+
+def core_tests(code: Path, addresses: Addresses, tests: list[str]) -> None:
+    """Run these tests of the code in this folder, by that code and no other, on the servers of these addresses."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(code),
+        "DURABLE_DATABASE_URL": addresses.database_url,
+        "DURABLE_REDIS_URL": addresses.redis_url,
+    }
+    asked = "import durable_core, tests; print(durable_core.__file__, tests.__file__)"
+    imported = subprocess.run(
+        [sys.executable, "-c", asked], cwd=code, env=environment, capture_output=True, text=True, check=True
+    )
+    assert imported.stdout.split() == [str(code / package / "__init__.py") for package in ("durable_core", "tests")]
+    command = [sys.executable, "-m", "pytest", *tests, "-q", "-m", "not serial", "-p", "no:cacheprovider"]
+    command += [part for test in FROM_NOTHING for part in ("--deselect", test)]
+    done = subprocess.run(command, cwd=code, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.full_size
+def test_this_code_works_on_a_revision_it_does_not_know_and_that_only_adds(
+    addresses: Addresses, template: Engine, tmp_path: Path, sized: Callable[[list[str], list[str]], list[str]]
+) -> None:
+    with newer_code(tmp_path):
+        migrations.migrate(template)
+    template.dispose()
+
+    core_tests(REPOSITORY, addresses, sized(PART, ALL))
+
+    with create_engine(make_url(addresses.database_url).set(database="durable_test_master")).connect() as left:
+        assert left.scalar(text("select version_num from durable.schema_version")) == NEXT
+
+
+def _git(*line: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["git", "-C", str(REPOSITORY), *line], capture_output=True, check=False)
+
+
+def _supported(source: bytes) -> tuple[str, ...]:
+    """The revisions that the `migrate.py` of some commit lists."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "SUPPORTED":
+            return tuple(ast.literal_eval(node.value))
+    return ()
+
+
+def _older_code(folder: Path) -> Path:
+    """
+    The last commit that shipped the revision before today's newest, unpacked.
+
+    While there is only one revision that is the newest commit; the tree here may be ahead of it.
+    """
+    before = migrations.SUPPORTED[-2:][0]
+    commits = _git("rev-list", "HEAD").stdout.decode().split() if shutil.which("git") else []
+    for commit in commits:
+        shown = _git("show", f"{commit}:durable_core/database/migrate.py")
+        if shown.returncode == 0 and _supported(shown.stdout)[-1:] == (before,):
+            archive = _git("archive", commit)
+            subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+            return folder
+    pytest.skip("no git history here that holds the code of the revision before")
+
+
+@pytest.mark.full_size
+def test_the_code_of_the_revision_before_works_on_todays_schema(
+    addresses: Addresses, template: Engine, tmp_path: Path, sized: Callable[[list[str], list[str]], list[str]]
+) -> None:
+    older = _older_code(tmp_path)
+    migrations.migrate(template)
+    template.dispose()
+
+    core_tests(older, addresses, sized(PART, ALL))
