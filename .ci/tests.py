@@ -1,5 +1,5 @@
 """
-Run the whole suite: first what may run side by side, then, two at a time, what starts processes of its own.
+Run the whole suite: first what may run side by side, then what starts processes of its own.
 
 With `--long`, run the scenarios that stop, freeze and fill servers of their own instead. Every lane runs whatever the
 others say. The last line is the sum of all, after the reasons of all skips. More arguments go to pytest as they are.
@@ -14,12 +14,14 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 ELSEWHERE = ("--ignore=tests/celery", "--ignore=tests/faults")
+FILES = ("-n", "2", "--dist", "loadfile")
+"""Two processes, each test file in one of them: its tests share workers and servers."""
 SUITE = (
     {"parallel": ["-n", "2", "-m", "not serial"]},
-    # Both wait for their processes most of the time, so together they take little longer than one.
-    {"workers": ["-m", "serial", "tests/celery"], "serial": ["-m", "serial", *ELSEWHERE]},
+    # These wait for their processes most of the time, so together they take little longer than one.
+    {"workers": [*FILES, "-m", "serial", "tests/celery"], "serial": ["-m", "serial", *ELSEWHERE]},
 )
-SCENARIOS = ({"faults": ["-n", "2", "--dist", "loadfile", "tests/faults"]},)
+SCENARIOS = ({"faults": [*FILES, "tests/faults"]},)
 NO_TESTS_COLLECTED = 5
 
 

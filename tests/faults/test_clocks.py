@@ -13,6 +13,7 @@ import psutil
 import pytest
 from pytest_celery import CeleryTestNode
 
+from durable_core import sweeps
 from tests.celery.nodes import Beat, BeatContainer, ControlWorker, ShopWorker, wait_until
 from tests.celery.shop import DISPATCH, LEASE
 from tests.faults.clocks import HOUR, ClockedCluster, faketime, wrong_by
@@ -206,7 +207,7 @@ def sent_by(beat: Beat) -> int:
 def test_a_beat_that_slept_or_lost_its_broker_goes_on_and_catches_up_with_one_sweep(
     clocked: Clocked, sized: Callable[[float, float], float]
 ) -> None:
-    """It holds no connection to the database that could be cut. While it sleeps, `durable status` says so."""
+    """It holds no connection to the database that could be cut. Meanwhile others say that it is missing."""
     stage = clocked.stage
     beat, *others = clocked.beats
     for other in others:
@@ -216,6 +217,10 @@ def test_a_beat_that_slept_or_lost_its_broker_goes_on_and_catches_up_with_one_sw
 
     process.suspend()
     time.sleep(sized(6, 120))  # the sleep of the machine itself
+    with stage.engine.connect() as connection:
+        late = sweeps.late(connection, stage.durable.settings.sweeps())
+        driven = {loop["name"]: loop["host"] for loop in sweeps.loops(connection)}
+    assert late or driven["dispatch"].endswith(sweeps.BY_A_WORKER)
     before, woke = sent_by(beat), time.monotonic()
     process.resume()
     wait_until(lambda: sent_by(beat) > before + 2, "beat goes on")

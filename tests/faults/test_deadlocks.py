@@ -155,9 +155,10 @@ def test_workers_sweeps_and_operators_over_the_same_rows_never_deadlock_and_the_
         return int(perform(workers[me], kind, hint.id).outcome is Outcome.SENT)
 
     def die(database: Database, draw: random.Random) -> int:
-        """Claim, and be heard of no more."""
+        """Claim, and be heard of no more; now one whose parent looks after it, now one that only the reaper finds."""
+        holder = Holder(owner=draw.choice((OWNER, "an orphan")), pid=draw.randrange(1, 5), **quick)
         with database.autocommit() as tx:
-            return len(claim_due(tx, 3, holder=Holder(owner=OWNER, pid=draw.randrange(1, 5), **quick)))
+            return len(claim_due(tx, 3, holder=holder))
 
     def give_back(database: Database, draw: random.Random) -> int:
         pids = sweep.holding_pids(database, OWNER)

@@ -99,8 +99,8 @@ def test_workers_beat_and_rescue_get_along_with_two_server_connections(
     doomed.kill()
     stage.worker("-c", "4", environment=pooled)
 
-    rows = stage.commit_many(stage.kinds.quick, sized(40, 2000))
-    rows += stage.commit_many(stage.kinds.order, sized(40, 2000))
+    rows = stage.commit_many(stage.kinds.quick, sized(40, 500))
+    rows += stage.commit_many(stage.kinds.order, sized(40, 500))
     (rescued, *_) = stage.accounted(kept, *rows, seconds=300)
 
     assert rescued.interruptions == 1
