@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import tempfile
-from pathlib import Path
 
 from sqlalchemy import Engine, make_url, text
 
@@ -29,7 +28,7 @@ class Standby:
                 str(find_binaries() / "pg_receivewal"), "--synchronous", "--no-password", "--status-interval=1",
                 "-D", self._folder.name, "-d", url.render_as_string(hide_password=False),
             ],
-            stderr=(Path(self._folder.name).parent / f"{Path(self._folder.name).name}.log").open("wb"),
+            stderr=subprocess.DEVNULL,
             env={"PATH": os.defpath, "LC_ALL": "C"},
         )  # fmt: skip
         wait_until(lambda: self._scalar("select count(*) from pg_stat_replication") == 1, "the standby streams")
