@@ -38,8 +38,10 @@ def cut_off(database: Database, *, grace_seconds: float) -> int:
         try:
             if row["alone"] or _shares(database, row):
                 with database.autocommit() as connection:
-                    ended += len(run(connection, _statements.cut_off, id=row["id"], fence=row["fence"], pid=row["pid"]))
-                log.error("lock_holder_ended", extra=facts)
+                    gone = run(connection, _statements.cut_off, id=row["id"], fence=row["fence"], pid=row["pid"])
+                if gone:
+                    ended += 1
+                    log.error("lock_holder_ended", extra=facts)
         except DATABASE_ERRORS as error:
             log.error("lock_holder_not_ended", extra={**facts, "error": said(error)})
     return ended

@@ -242,6 +242,7 @@ def test_the_numbers_of_the_guarantees_are_those_of_the_code() -> None:
     assert f"within {rescue:g} s" in page("README.md").text
     assert f"within {intervals['dispatch']:g} s" in page("README.md").text
     assert f"at the {options.DEFAULT_MAX_INTERRUPTIONS + 1}st it is" in shown
+    assert f"is given up after {holder.answer_seconds:g} s" in shown
     assert f"heartbeat ({holder.heartbeat_seconds:g} s)" in shown
     assert f"up to {sweep.HINTS_PER_QUEUE} hints" in shown
     assert f"tried {attempt.TRIES} times" in shown
