@@ -7,10 +7,7 @@ The clock of the test database is movable: `clock.advance(seconds=31)` instead o
 
 import itertools
 import random
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import hypothesis
@@ -24,11 +21,9 @@ from durable_core.database.connections import Database
 from durable_core.deliveries.attempt import Worker
 from durable_core.deliveries.declare import DeliveryKind, delivery, registry
 from durable_core.deliveries.read import Delivery
-from durable_core.local.services import Addresses, Services
+from durable_core.local.services import Addresses
 from durable_core.testing import Made, MovableClock, clear, create_database, make_delivery, migrated
-
-QUICK_POSTGRES = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-"""For tests that kill no server: nothing here outlives a crash of Postgres."""
+from tests.elsewhere import quick_servers
 
 EFFECTS = "create table public.effects (id bigint generated always as identity, row_id text, fence bigint, note text)"
 """A table of the host's own, for handlers to write to."""
@@ -82,14 +77,8 @@ def sized(request: pytest.FixtureRequest) -> Callable[[T, T], T]:
 @pytest.fixture(scope="session")
 def services() -> Iterator[Addresses]:
     """The addresses of Postgres and Valkey, started for this pytest process."""
-    directory = Path(tempfile.mkdtemp(prefix="durable-tests-"))
-    directory.chmod(0o755)  # root's servers run as another account, which must reach their data
-    servers = Services(directory, postgres_settings=QUICK_POSTGRES)
-    try:
-        yield servers.start()
-    finally:
-        servers.stop(remove=True)
-        shutil.rmtree(directory, ignore_errors=True)
+    with quick_servers() as addresses:
+        yield addresses
 
 
 @pytest.fixture(scope="session")

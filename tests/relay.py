@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+COMMIT = b"COMMIT\x00"
+"""The statement alone: comments of other statements, which travel with them, use the word too."""
+
 
 @dataclass
 class Cut:
@@ -71,7 +74,7 @@ class Relay:
             return cut
 
     def _up(self, client: socket.socket, server: socket.socket, lose_answer: threading.Event) -> None:
-        with _ending(client, server):
+        with ending(client, server):
             while message := client.recv(1 << 20):
                 cut = self._due(message)
                 if cut is not None and not cut.arrives:
@@ -86,7 +89,7 @@ class Relay:
                     return
 
     def _down(self, client: socket.socket, server: socket.socket, lose_answer: threading.Event) -> None:
-        with _ending(client, server):
+        with ending(client, server):
             while message := server.recv(1 << 20):
                 if lose_answer.is_set():
                     if self._cut is not None and self._cut.silent:
@@ -102,7 +105,7 @@ def _drain(client: socket.socket) -> None:
 
 
 @contextmanager
-def _ending(*ends: socket.socket) -> Iterator[None]:
+def ending(*ends: socket.socket) -> Iterator[None]:
     """When one direction ends, both do."""
     try:
         yield

@@ -23,6 +23,7 @@ from celery import signals
 from sqlalchemy import Engine, text
 
 from durable_core import Step
+from tests.relay import ending
 
 # --- in the worker's process -------------------------------------------------------------------------
 
@@ -293,7 +294,7 @@ class _Conversation:
         self._answer: Held | None = None
 
     def up(self) -> None:
-        with _ending(self._client, self._server):
+        with ending(self._client, self._server):
             while message := self._client.recv(1 << 20):
                 held, self._row_id = self._relay.due(message, self._row_id)
                 if held is not None and held.arrives:
@@ -305,7 +306,7 @@ class _Conversation:
                 self._server.sendall(message)
 
     def down(self) -> None:
-        with _ending(self._client, self._server):
+        with ending(self._client, self._server):
             while message := self._server.recv(1 << 20):
                 if (held := self._answer) is not None:
                     held.decided.wait()
@@ -313,18 +314,3 @@ class _Conversation:
                         return
                     self._answer = None
                 self._client.sendall(message)
-
-
-@contextmanager
-def _ending(*ends: socket.socket) -> Iterator[None]:
-    """When one direction ends, both do."""
-    try:
-        yield
-    except OSError:
-        pass
-    finally:
-        for end in ends:
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass

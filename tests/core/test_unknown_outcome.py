@@ -3,36 +3,17 @@
 import time
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from durable_core import Retry
 from durable_core.claims.claim import Holder
 from durable_core.database.commits import Resolved, resolve
-from durable_core.database.connections import Database
 from durable_core.deliveries import sweep
 from durable_core.deliveries.attempt import Outcome, _statements, perform
 from tests.conftest import effects_of, record
-from tests.relay import Relay
-
-COMMIT = b"COMMIT\x00"
-"""The statement alone: comments of other statements, which travel with them, use the word too."""
-
-
-@pytest.fixture
-def relay(engine):
-    relay = Relay(engine.url.host, engine.url.port)
-    yield relay
-    relay.close()
-
-
-@pytest.fixture
-def far(engine, relay):
-    """The same database, seen through the relay."""
-    far = create_engine(engine.url.set(host="127.0.0.1", port=relay.port))
-    yield Database(far)
-    far.dispose()
+from tests.relay import COMMIT
 
 
 def test_a_commit_that_arrived_is_found_committed_and_nothing_runs_twice(

@@ -5,30 +5,13 @@ import threading
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, event, text
+from sqlalchemy import event, text
 
-from durable_core.database.connections import Database, raw
+from durable_core.database.connections import raw
 from durable_core.database.watch import Watch
 from durable_core.deliveries.attempt import Outcome, perform
 from tests.conftest import effects_of, record
-from tests.relay import Relay
-
-COMMIT = b"COMMIT\x00"
-
-
-@pytest.fixture
-def relay(engine):
-    relay = Relay(engine.url.host, engine.url.port)
-    yield relay
-    relay.close()
-
-
-@pytest.fixture
-def far(engine, relay):
-    """The same database, seen through the relay."""
-    far = create_engine(engine.url.set(host="127.0.0.1", port=relay.port))
-    yield Database(far)
-    far.dispose()
+from tests.relay import COMMIT
 
 
 @pytest.fixture

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -19,10 +14,8 @@ from durable_core.cli.main import main
 from durable_core.database.connections import Database
 from durable_core.database.poolers import refuse_unsafe_pooler
 from durable_core.errors import UnsafePooler
-from durable_core.local.services import Services
-from tests.celery.nodes import REPOSITORY, ControlWorker
-from tests.conftest import QUICK_POSTGRES
-from tests.elsewhere import ALL, PART
+from tests.celery.nodes import ControlWorker
+from tests.elsewhere import ALL, PART, quick_servers, run_there
 from tests.faults.conftest import Stage
 from tests.faults.pooler import Pooler, find_pgbouncer
 
@@ -32,41 +25,20 @@ SESSIONS = 60
 """As many server connections as those tests hold transactions at once, and some more."""
 
 
-@pytest.fixture
-def server() -> Iterator[Services]:
-    """A quick Postgres and a Valkey of the test's own."""
-    directory = Path(tempfile.mkdtemp(prefix="durable-pooled-"))
-    directory.chmod(0o755)  # root's servers run as another account, which must reach their data
-    servers = Services(directory, postgres_settings=QUICK_POSTGRES)
-    try:
-        yield servers
-    finally:
-        servers.stop(remove=True)
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 @pytest.mark.field("R60")
 @pytest.mark.full_size
 def test_the_core_and_the_races_pass_through_a_pooler_and_leave_nothing_in_its_sessions(
-    server: Services, sized: Callable[[list[str], list[str]], list[str]]
+    sized: Callable[[list[str], list[str]], list[str]],
 ) -> None:
     """What needs sessions of its own to be tested at all is listed with its reason: `DIRECT` in pooler.py."""
-    addresses = server.start()
-    pooler = Pooler(addresses.database_url, pool_size=SESSIONS)
-    try:
-        there = {
-            "DURABLE_DATABASE_URL": pooler.url.render_as_string(hide_password=False),
-            "DURABLE_REDIS_URL": addresses.redis_url,
-        }
-        command = [sys.executable, "-m", "pytest", *sized(PART, ALL), "-q", "-m", "not serial"]
-        command += ["-p", "no:cacheprovider", "-p", "tests.faults.pooler"]
-        done = subprocess.run(
-            command, cwd=REPOSITORY, env={**os.environ, **there}, capture_output=True, text=True, timeout=900
-        )
-        assert done.returncode == 0, done.stdout[-4000:]
-        sessions, kept = pooler.kept("durable_test_master")
-    finally:
-        pooler.stop()
+    with quick_servers() as addresses:
+        pooler = Pooler(addresses.database_url, pool_size=SESSIONS)
+        try:
+            through_it = replace(addresses, database_url=pooler.url.render_as_string(hide_password=False))
+            run_there(sized(PART, ALL), through_it, "-p", "tests.faults.pooler")
+            sessions, kept = pooler.kept("durable_test_master")
+        finally:
+            pooler.stop()
     assert (sessions, kept) == (SESSIONS, [])
 
 

@@ -30,6 +30,7 @@ from durable_core.deliveries.declare import registry
 from durable_core.deliveries.worker import Worker
 from tests.celery.nodes import wait_until
 from tests.faults.conftest import Stage
+from tests.relay import ending
 
 
 class Wire:
@@ -68,17 +69,10 @@ class Wire:
             threading.Thread(target=self._pump, args=ends, daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        try:
+        with ending(source, sink):
             while message := source.recv(1 << 16):
                 self._whole.wait()
                 sink.sendall(message)
-        except OSError:
-            pass  # one end is gone; the other is told below
-        for end in (source, sink):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # it has ended by itself
 
 
 @pytest.fixture(scope="module")

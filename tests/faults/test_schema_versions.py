@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,10 +14,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from durable_core.database import migrate as migrations
-from durable_core.local.services import Addresses, Services
+from durable_core.local.services import Addresses
 from tests.celery.nodes import REPOSITORY
-from tests.conftest import QUICK_POSTGRES
-from tests.elsewhere import ALL, PART
+from tests.elsewhere import ALL, PART, quick_servers, run_there
 from tests.next_revision import NEXT, newer_code
 
 FROM_NOTHING = (
@@ -30,15 +28,8 @@ FROM_NOTHING = (
 
 @pytest.fixture
 def addresses() -> Iterator[Addresses]:
-    """A quick Postgres and a Valkey of the test's own."""
-    directory = Path(tempfile.mkdtemp(prefix="durable-versions-"))
-    directory.chmod(0o755)  # root's servers run as another account, which must reach their data
-    servers = Services(directory, postgres_settings=QUICK_POSTGRES)
-    try:
-        yield servers.start()
-    finally:
-        servers.stop(remove=True)
-        shutil.rmtree(directory, ignore_errors=True)
+    with quick_servers() as addresses:
+        yield addresses
 
 
 @pytest.fixture
@@ -51,21 +42,13 @@ def template(addresses: Addresses) -> Iterator[Engine]:
 
 def core_tests(code: Path, addresses: Addresses, tests: list[str]) -> None:
     """Run these tests of the code in this folder, by that code and no other, on the servers of these addresses."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(code),
-        "DURABLE_DATABASE_URL": addresses.database_url,
-        "DURABLE_REDIS_URL": addresses.redis_url,
-    }
     asked = "import durable_core, tests; print(durable_core.__file__, tests.__file__)"
     imported = subprocess.run(
-        [sys.executable, "-c", asked], cwd=code, env=environment, capture_output=True, text=True, check=True
-    )
+        [sys.executable, "-c", asked], cwd=code, env={**os.environ, "PYTHONPATH": str(code)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
     assert imported.stdout.split() == [str(code / package / "__init__.py") for package in ("durable_core", "tests")]
-    command = [sys.executable, "-m", "pytest", *tests, "-q", "-m", "not serial", "-p", "no:cacheprovider"]
-    command += [part for test in FROM_NOTHING for part in ("--deselect", test)]
-    done = subprocess.run(command, cwd=code, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout[-4000:]
+    run_there(tests, addresses, *(part for test in FROM_NOTHING for part in ("--deselect", test)), code=code)
 
 
 @pytest.mark.full_size
