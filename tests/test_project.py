@@ -281,3 +281,12 @@ def test_sql_is_written_in_sql_files():
         if path.name in ("guards.py", "databases.py"):
             continue
         assert not pattern.search(path.read_text(encoding="utf-8")), f"{path.relative_to(ROOT)} holds SQL"
+
+
+def test_make_help_lists_every_command():
+    import subprocess
+
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    commands = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split()
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {line.split()[1] for line in shown.splitlines()} == set(commands)

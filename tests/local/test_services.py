@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 from durable_core.local import Services
 with Services(Path(sys.argv[1]), postgres_settings={settings!r}) as services:
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         sys.stdin.read()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
