@@ -90,6 +90,12 @@ def connect(durable: Durable) -> None:
             else:
                 watch_sweeps()  # threads and solo pools work in this process
 
+    def look_at_prefetch(sender: Any = None, **_: Any) -> None:
+        """A hint that waits behind a long handler keeps its row waiting, until dispatch hints that one again."""
+        controller = getattr(sender, "controller", None)
+        if getattr(sender, "app", None) is app and controller is not None and controller.prefetch_multiplier != 1:
+            log.warning("prefetch_hoards_hints", extra={"worker_prefetch_multiplier": controller.prefetch_multiplier})
+
     def begin_grace(sender: Any = None, **_: Any) -> None:
         # In a signal handler: no more than a note for the watching thread.
         for watch in watches:
@@ -119,6 +125,7 @@ def connect(durable: Durable) -> None:
         (signals.worker_init, read_ahead),
         (signals.worker_process_init, in_a_child),
         (signals.worker_ready, watch_children),
+        (signals.worker_ready, look_at_prefetch),
         (signals.worker_shutting_down, begin_grace),
         (signals.worker_process_shutdown, stop_beating),
         (signals.worker_shutdown, stop_beating),

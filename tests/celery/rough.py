@@ -336,6 +336,7 @@ KINDS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("deaf", deaf, {"timeout": TIMEOUT, "backoff": SOON}),
     ("clutches", clutches, {}),
     ("dies", dies, {"max_interruptions": 2}),
+    ("dies_once", dies, {"max_attempts": 1, "max_interruptions": 0}),
     ("wedged", wedged, {"timeout": 3, "backoff": SOON, "max_attempts": 50}),
     ("fails_once", fails, {"max_attempts": 1}),
     ("fails_thrice", fails, {"max_attempts": 3, "backoff": Backoff(base=0.1, factor=1, cap=0.1)}),
@@ -351,6 +352,7 @@ class Rough:
     deaf: DeliveryKind[..., Any]
     clutches: DeliveryKind[..., Any]
     dies: DeliveryKind[..., Any]
+    dies_once: DeliveryKind[..., Any]
     wedged: DeliveryKind[..., Any]
     fails_once: DeliveryKind[..., Any]
     fails_thrice: DeliveryKind[..., Any]

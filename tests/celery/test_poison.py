@@ -51,6 +51,21 @@ def test_a_payload_that_kills_its_process_each_time_is_dead_after_its_interrupti
     assert worker.process.status == "running"
 
 
+@pytest.mark.field("R37")
+def test_a_payload_that_may_run_at_most_once_is_not_run_again_and_says_that_nobody_knows(
+    scene: tuple[World, Rough, ShopWorker],
+) -> None:
+    world, kinds, _ = scene
+    row_id = world.commit(kinds.dies_once, "SIGKILL", 99, queue="poison")
+    (row,) = world.finished(row_id)
+    assert (row.state, row.error_code, row.attempts, row.interruptions) == ("dead", "WORKER_LOST", 1, 1)
+    assert "outcome is unknown" in row.error_message
+    # Not even by a hint that comes late.
+    world.send("rough.dies_once", row_id, queue="poison")
+    world.accounted(world.commit(kinds.plain, queue="poison"))
+    assert [execution.fence for execution in world.executions(row_id)] == [1]
+
+
 @pytest.mark.field("R34")
 def test_two_handlers_that_always_hang_do_not_starve_fresh_work_of_two_slots(
     scene: tuple[World, Rough, ShopWorker],

@@ -73,6 +73,7 @@ def test_a_sweep_within_half_an_interval_of_another_returns_at_once(durable: Dur
     assert answers == [{"moved": 0}] + [{"moved": 0, "skipped": "one just ran"}] * 4
 
 
+@pytest.mark.field("R70")
 def test_a_kind_that_a_worker_lacks_waits_for_one_that_has_it(world: World, nodes: Nodes, shop_kinds: Shop) -> None:
     without = nodes.worker("without", "-Q", "durable.new", "-c", "1", environment={"SHOP_WITHOUT": "later"})
     without.ready()
@@ -90,6 +91,14 @@ def test_a_kind_that_a_worker_lacks_waits_for_one_that_has_it(world: World, node
     (row,) = world.sent(row_id)
     assert (row.attempts, row.waiting_for) == (1, None)
     assert len(world.effects(row_id)) == 1
+
+
+@pytest.mark.field("R06")
+def test_a_worker_that_takes_more_hints_than_it_can_run_says_so(nodes: Nodes, celery_worker: ShopWorker) -> None:
+    hoarder = nodes.worker("hoarder", "-Q", "durable.nobodys", "-c", "1", "--prefetch-multiplier", "4")
+    hoarder.ready()
+    wait_until(lambda: "prefetch_hoards_hints" in hoarder.logs(), "the hoarder is told")
+    assert "prefetch_hoards_hints" not in celery_worker.logs()
 
 
 def test_an_attempt_past_its_time_is_a_failure_with_a_later_due_time(

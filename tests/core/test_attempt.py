@@ -266,6 +266,7 @@ def test_arguments_that_no_longer_fit_the_handler_wait_for_the_right_worker_and_
     assert row(made.id).waiting_for is None
 
 
+@pytest.mark.field("R70")
 def test_a_renamed_kind_carries_out_what_was_enqueued_under_its_old_name(worker, declare, make, row):
     made = make(declare(lambda step, n: n, name="test.old_name"), {"n": 7}, key="k")
     registry.remove("test.old_name")
