@@ -15,7 +15,7 @@ demo: setup ## run an example shop while its workers are killed, and count what 
 test: setup ## run all tests against a real Postgres and a real Valkey
 	@.venv/bin/python .ci/tests.py $(ARGS)
 
-test-long: setup ## run the scenarios that stop, freeze and fill servers of their own; ARGS=--full-size for their full size
+test-long: setup ## run the scenarios that stop, freeze and fill servers of their own, and all others at full size
 	@.venv/bin/python .ci/tests.py --long $(ARGS)
 
 lint: setup ## check style and types

@@ -1,8 +1,8 @@
 """
 Run the whole suite: first what may run side by side, then what starts processes of its own.
 
-With `--long`, run the scenarios that stop, freeze and fill servers of their own instead. Every lane runs whatever the
-others say. The last line is the sum of all, after the reasons of all skips. More arguments go to pytest as they are.
+With `--long`, run at full size the scenarios that stop, freeze and fill servers of their own, and whatever else has a
+full size, instead. Every lane runs whatever the others say. The last line is the sum of all, after the reasons of all skips. More arguments go to pytest as they are.
 """
 
 import subprocess
@@ -21,7 +21,10 @@ SUITE = (
     # These wait for their processes most of the time, so together they take little longer than one.
     {"workers": [*FILES, "-m", "serial", "tests/celery"], "serial": ["-m", "serial", *ELSEWHERE]},
 )
-SCENARIOS = ({"faults": [*FILES, "tests/faults"]},)
+SCENARIOS = (
+    {"faults": [*FILES, "--full-size", "tests/faults"]},
+    {"large": [*FILES, "--full-size", "-m", "full_size", "--ignore=tests/faults"]},
+)
 NO_TESTS_COLLECTED = 5
 
 

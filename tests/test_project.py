@@ -288,5 +288,6 @@ def test_make_help_lists_every_command():
 
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     commands = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split()
-    shown = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert {line.split()[1] for line in shown.splitlines()} == set(commands)
+    asked = ["make", "--no-print-directory", "help"]
+    shown = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {line.split()[1] for line in shown.stdout.splitlines()} == set(commands)

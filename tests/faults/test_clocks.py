@@ -216,7 +216,7 @@ def test_a_beat_that_slept_or_lost_its_broker_goes_on_and_catches_up_with_one_sw
     assert stage.cluster.port not in {link.raddr.port for link in process.net_connections() if link.raddr}
 
     process.suspend()
-    time.sleep(sized(6, 120))  # the sleep of the machine itself
+    time.sleep(sized(6, 60))  # the sleep of the machine itself
     with stage.engine.connect() as connection:
         late = sweeps.late(connection, stage.durable.settings.sweeps())
         driven = {loop["name"]: loop["host"] for loop in sweeps.loops(connection)}
