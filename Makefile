@@ -1,9 +1,9 @@
 # Python 3.11 or newer; the set-up looks for a newer one itself where this is too old.
 PYTHON ?= python3
-# More arguments for pytest: make test ARGS="-k retry"
+# More arguments for pytest and the benchmark: make test ARGS="-k retry"
 ARGS ?=
 
-.PHONY: help demo test test-long lint spec setup lock
+.PHONY: help demo test test-long bench lint spec setup lock
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -17,6 +17,9 @@ test: setup ## run all tests against a real Postgres and a real Valkey
 
 test-long: setup ## run the scenarios that stop, freeze and fill servers of their own, and all others at full size
 	@.venv/bin/python .ci/tests.py --long $(ARGS)
+
+bench: setup ## measure what a delivery costs beside plain Celery, about five minutes; ARGS=--quick for one
+	@.venv/bin/python -m bench $(ARGS)
 
 lint: setup ## check style and types
 	@.venv/bin/ruff check .

@@ -138,7 +138,7 @@ class Locked:
 
 def lock(connection: Connection, statements: Statements, claim: Claim) -> Locked | None:
     """
-    BEGIN, bound the wait, lock the row on its fence: one flush, its answer read before anything else is sent.
+    BEGIN; then bound the wait and lock the row on its fence in one flush, its answer read before anything else is sent.
 
     None means the claim is lost, and nothing may be written. The transaction stays open
     either way; its owner ends it.
@@ -148,8 +148,9 @@ def lock(connection: Connection, statements: Statements, claim: Claim) -> Locked
     with driver.pipeline():
         bound = _sent(driver, statements.bound, {**claim.naming, "lock_timeout": LOCK_WAIT})
         locked = _sent(driver, statements.lock, claim.naming)
-        was = bound.fetchone()
-        row = locked.fetchone()
+    # Answers asked for inside the block would be a round trip of their own.
+    was = bound.fetchone()
+    row = locked.fetchone()
     if row is None or was is None:
         return None
     return Locked(
@@ -182,7 +183,8 @@ def settle_and_commit(
     driver = raw(connection)
     with driver.pipeline():
         _sent(driver, statements.settle, _settling(claim, locked, receipt))
-        driver.commit()
+        # Not driver.commit(): in a pipeline that waits for the answer, and the end of the block for one more.
+        driver.cursor().execute("COMMIT", prepare=False)
 
 
 INTERRUPTED_AS = ("CLAIM_EXPIRED", "CHILD_LOST")
