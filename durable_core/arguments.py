@@ -8,7 +8,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, time
 from decimal import Decimal
 from functools import cached_property
@@ -231,12 +231,31 @@ class Signature:
         Raises InvalidArguments, naming the argument, for a wrong name or type and for
         anything that would not come back from JSON as it went in.
         """
+        packed: dict[str, str] = {}
+        for name, text in self._texts(self._signature.bind, args, kwargs):
+            if text is not None:
+                packed[name] = f"{self._argument(name).key}{text}"
+        whole = f"{{{','.join(packed[name] for name in sorted(packed))}}}"
+        if (size := len(whole.encode())) > MAX_BYTES:
+            raise InvalidArguments(self.kind, max(packed, key=lambda name: len(packed[name])), _too_big(size))
+        return whole
+
+    def some(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, str | None]:
+        """
+        The canonical text of each of these arguments, of which some may be missing; None for one equal to its default.
+
+        For looking at rows, where such a one is not stored. Raises InvalidArguments as `pack` does.
+        """
+        return dict(self._texts(self._signature.bind_partial, args, kwargs))
+
+    def _texts(
+        self, bind: Callable[..., inspect.BoundArguments], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Iterator[tuple[str, str | None]]:
         try:
-            bound = self._signature.bind(*args, **kwargs).arguments
+            bound = bind(*args, **kwargs).arguments
         except TypeError as refused:
             culprit = _culprit(refused, kwargs, self._parameters)
             raise InvalidArguments(self.kind, clean_text(culprit, 100), clean_text(str(refused), 300)) from None
-        packed: dict[str, str] = {}
         for name, given in bound.items():
             argument = self._argument(name)
             try:
@@ -244,12 +263,7 @@ class Signature:
             except Unfit as unfit:
                 raise InvalidArguments(self.kind, name, clean_text(str(unfit), 300)) from None
             # Compared as text: to Python True is 1 and 1.0 is 1, to a handler they are not.
-            if text != argument.default_text:
-                packed[name] = f"{argument.key}{text}"
-        whole = f"{{{','.join(packed[name] for name in sorted(packed))}}}"
-        if (size := len(whole.encode())) > MAX_BYTES:
-            raise InvalidArguments(self.kind, max(packed, key=lambda name: len(packed[name])), _too_big(size))
-        return whole
+            yield name, None if text == argument.default_text else text
 
     def _argument(self, name: str) -> Argument:
         if name not in self._arguments:

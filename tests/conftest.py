@@ -22,7 +22,7 @@ from durable_core.deliveries.attempt import Worker
 from durable_core.deliveries.declare import DeliveryKind, delivery, registry
 from durable_core.deliveries.read import Delivery
 from durable_core.local.services import Addresses
-from durable_core.testing import Made, MovableClock, clear, create_database, make_delivery, migrated
+from durable_core.testing import Made, MovableClock, create_database, empty, make_delivery, migrated
 from tests.elsewhere import quick_servers
 
 EFFECTS = "create table public.effects (id bigint generated always as identity, row_id text, fence bigint, note text)"
@@ -83,7 +83,11 @@ def services() -> Iterator[Addresses]:
 
 @pytest.fixture(scope="session")
 def test_database(services: Addresses, worker_id: str) -> Iterator[Engine]:
-    """The database of this pytest process: migrated, with a movable clock and the table `effects`."""
+    """
+    The database of this pytest process: migrated, with a movable clock and the table `effects`.
+
+    Not `fresh_database`: one test starts this suite on a server of its own, and looks at what it left there.
+    """
     engine = migrated(create_database(services.database_url, f"durable_test_{worker_id}"))
     with engine.begin() as connection:
         connection.execute(text(EFFECTS))
@@ -98,10 +102,8 @@ def test_database(services: Addresses, worker_id: str) -> Iterator[Engine]:
 def engine(test_database: Engine) -> Iterator[Engine]:
     """An engine on the migrated database, which is emptied and gets real time again after the test."""
     yield test_database
-    clear(test_database)
-    with test_database.begin() as connection:
-        connection.execute(text("truncate effects"))
-        connection.execute(text("update durable.test_clock set moved_by = '0', frozen_at = null"))
+    empty(test_database)
+    MovableClock(test_database).reset()
 
 
 @pytest.fixture

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from durable_core.database.environment import DATABASE_VARIABLE, REDIS_VARIABLE
 from durable_core.local.services import Addresses, Services
+from durable_core.testing.servers import QUICK_POSTGRES, server_folder
 
 REPOSITORY = Path(__file__).parents[1]
-
-QUICK_POSTGRES = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-"""For tests that kill no server: nothing here outlives a crash of Postgres."""
 
 PART = ["tests/core/test_attempt.py", "tests/core/test_claim.py", "tests/races/test_claims.py"]
 """At test size: a claim's whole way."""
@@ -27,14 +23,12 @@ ALL = ["tests/core", "tests/races"]
 @contextmanager
 def quick_servers(postgres_bin: Path | None = None) -> Iterator[Addresses]:
     """A Postgres and a Valkey in a folder of their own, gone afterwards."""
-    directory = Path(tempfile.mkdtemp(prefix="durable-tests-"))
-    directory.chmod(0o755)  # root's servers run as another account, which must reach their data
-    servers = Services(directory, postgres_settings=QUICK_POSTGRES, postgres_bin=postgres_bin)
-    try:
-        yield servers.start()
-    finally:
-        servers.stop(remove=True)
-        shutil.rmtree(directory, ignore_errors=True)
+    with server_folder() as folder:
+        servers = Services(folder, postgres_settings=QUICK_POSTGRES, postgres_bin=postgres_bin)
+        try:
+            yield servers.start()
+        finally:
+            servers.stop(remove=True)
 
 
 def run_there(tests: list[str], there: Addresses, *options: str, code: Path = REPOSITORY) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import secrets
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from psycopg import sql
 from sqlalchemy import URL, Engine, create_engine, make_url, text
 
 import durable_core.database
 from durable_core.database.connections import Database
 from durable_core.database.migrate import migrate
-from durable_core.database.statements import Statements, in_schema
+from durable_core.database.statements import Statements, beside, current_schema, in_schema
 from durable_core.database.transactions import run
 
+_statements = beside(__file__)
 _clock = Statements(Path(durable_core.database.__file__).with_name("clock.sql"))
 
 TABLES = ("deliveries", "journal", "loops")
@@ -56,6 +60,23 @@ def clear(engine: Engine) -> None:
         connection.execute(text("set local session_replication_role = replica"))
         for table in TABLES:
             connection.execute(text(in_schema(f"delete from durable.{table}")))
+
+
+def empty(engine: Engine) -> None:
+    """
+    `clear`, then empty every table of the host's own, except those of extensions, and start their identities anew.
+
+    Rows that a migration of the host's wrote go too. A transaction that a test forgot to end makes this fail
+    rather than hang.
+    """
+    clear(engine)
+    with engine.begin() as connection:
+        connection.execute(text("set local lock_timeout = '10s'"))
+        found = run(connection, _statements.host_tables, durable=current_schema())
+        if found:
+            tables = sql.SQL(", ").join(sql.Identifier(table["schema"], table["name"]) for table in found)
+            truncate = sql.SQL("truncate {} restart identity cascade").format(tables)
+            connection.exec_driver_sql(truncate.as_string(None).replace("%", "%%"))
 
 
 class MovableClock:
@@ -105,6 +126,28 @@ def migrated(url: str | URL) -> Engine:
     engine = create_engine(url)
     migrate(engine)
     return engine
+
+
+@contextmanager
+def fresh_database(server: str | URL, prepare: Callable[[Engine], None] | None = None) -> Iterator[Database]:
+    """
+    A migrated database of this process alone, with a movable clock, on the server of this URL; dropped at the end.
+
+    The database that the URL names is not touched. The new one is called `durable_test_`, then the process's place
+    under pytest-xdist, then a number drawn at random, so two runs on one server never meet. `prepare` makes the
+    host's own tables. A process that is killed leaves its database behind.
+    """
+    name = f"durable_test_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{secrets.token_hex(4)}"
+    engine = create_engine(create_database(server, name))
+    try:
+        migrate(engine)
+        MovableClock(engine).install()
+        if prepare is not None:
+            prepare(engine)
+        yield Database(engine)
+    finally:
+        engine.dispose()
+        drop_database(server, name)
 
 
 def _on_server(url: URL, statement: str) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from sqlalchemy import Engine
 
 from durable_core.claims.claim import Claim, Holder
 from durable_core.database.statements import beside
 from durable_core.database.transactions import Transaction, checked, run
 from durable_core.deliveries.attempt import claim_one
 from durable_core.deliveries.declare import DeliveryKind
-from durable_core.states import DeliveryState
+from durable_core.deliveries.enqueue import Ref
+from durable_core.deliveries.read import Delivery, get
+from durable_core.states import TERMINAL, DeliveryState
 
 _statements = beside(__file__)
 
@@ -61,3 +66,47 @@ def make_delivery(
             id=row_id, state=wanted.value, raised=raised, error_code=_ERRORS.get(wanted),
         )  # fmt: skip
     return Made(row_id, claim)
+
+
+def wait_for(
+    engine: Engine, delivery: Ref | Made | str, *, state: str | None = None, seconds: float = 30.0
+) -> Delivery:
+    """
+    The committed row, once somebody else has ended it, or brought it to this state. Looks twenty times a second.
+
+    A state that it passed through between two looks is not seen. Raises TimeoutError, with what the row is instead;
+    and NotFound for one that was not committed.
+    """
+    row_id = delivery if isinstance(delivery, str) else delivery.id
+    wanted = TERMINAL if state is None else {DeliveryState(state)}
+    end = time.monotonic() + seconds
+    while True:
+        with engine.connect() as connection:
+            row = get(connection, row_id)
+        if row.state in wanted:
+            return row
+        if time.monotonic() > end:
+            last = f", last error: {row.error_message}" if row.error_message else ""
+            raise TimeoutError(
+                f"not within {seconds:g} s: {row.kind} {row_id} {' or '.join(sorted(wanted))}; it is {row.state}{last}"
+            )
+        time.sleep(0.05)
+
+
+def settle_down(engine: Engine, *, seconds: float = 5.0) -> bool:
+    """
+    Take every pending delivery away from the workers, past the guards, and wait for those that run to end.
+
+    False when some still run after so long. A test database only, as its superuser.
+    """
+    with engine.begin() as connection:
+        run(connection, _statements.past_the_guards)
+        run(connection, _statements.withdraw)
+    end = time.monotonic() + seconds
+    while True:
+        with engine.connect() as connection:
+            if not run(connection, _statements.running):
+                return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)

@@ -16,3 +16,17 @@ set state = cast(:state as text),
     finished_at = durable.durable_now()
 where d.id = cast(:id as uuid)
 returning d.id
+
+-- name: past_the_guards
+-- For the rest of the transaction no trigger fires. The superuser's alone.
+select set_config('session_replication_role', 'replica', true) as session_replication_role
+
+-- name: withdraw
+-- before: pending
+-- after:  gone, unless somebody is claiming it just now
+-- locks:  the rows, skipping what others hold
+delete from durable.deliveries d
+where d.id in (select p.id from durable.deliveries p where p.state = 'pending' for update skip locked)
+
+-- name: running
+select cast(d.id as text) as id from durable.deliveries d where d.state = 'processing' limit 1

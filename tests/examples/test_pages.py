@@ -25,6 +25,7 @@ from durable_core.deliveries.read import Delivery
 from durable_core.errors import DurableError
 from durable_core.retry import Backoff, rescue_seconds
 from durable_core.states import DELIVERY_MOVES, DeliveryState
+from durable_core.testing import plugin
 from tests.examples.pages import ROOT, Page, page, pages, words
 
 PAGES = [pytest.param(shown, id=shown.name) for shown in pages()]
@@ -138,7 +139,18 @@ def settings_read() -> set[str]:
     return {found for text in texts if (found := re.split(r"\W", text)[0]).startswith("durable_")} - {"durable_core"}
 
 
-NOT_SETTINGS = re.compile(r"durable_(core|now)\b")
+NOT_SETTINGS = re.compile(r"durable_(core|now|test_)(\b|$)")
+
+
+def fixtures() -> set[str]:
+    """The names that the pytest plugin has for its users."""
+    tree = ast.parse(inspect.getsource(plugin))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("durable_")}
+
+
+def test_every_fixture_of_the_plugin_is_explained_and_no_other() -> None:
+    rows = re.findall(r"^\| (`durable_[^|]*) \|", page("docs/testing.md").text, re.MULTILINE)
+    assert {name for row in rows for name in words(row)} == fixtures()
 
 
 def test_every_setting_is_explained_and_no_other() -> None:
@@ -150,7 +162,7 @@ def test_every_setting_is_explained_and_no_other() -> None:
 @pytest.mark.parametrize("shown", PAGES)
 def test_every_setting_named_exists(shown: Page) -> None:
     named = {name for name in re.findall(r"\bdurable_[a-z_]+\b", shown.text) if not NOT_SETTINGS.match(name)}
-    assert named <= settings_read()
+    assert named <= settings_read() | fixtures()
 
 
 def test_the_defaults_of_the_settings_are_those_of_the_code() -> None:

@@ -1,0 +1,182 @@
+"""Carrying out deliveries in the test's own thread: the claim, the handler and the commit that a worker runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from sqlalchemy import Engine
+
+from durable_core.database.connections import Database
+from durable_core.database.statements import beside
+from durable_core.database.transactions import run
+from durable_core.deliveries import read
+from durable_core.deliveries.attempt import perform, perform_due
+from durable_core.deliveries.declare import DeliveryKind, Prepared, registry, terms
+from durable_core.deliveries.enqueue import New, Ref, enqueue_new
+from durable_core.deliveries.worker import Attempted, Outcome, Worker
+from durable_core.errors import GiveUp, Retry
+from durable_core.testing.databases import MovableClock
+from durable_core.testing.deliveries import Made
+
+_statements = beside(__file__)
+
+MIDDLE = 0.5
+"""What the back-off's jitter draws here, so that a retry is due at the same time in every run."""
+
+Work: TypeAlias = "DeliveryKind[..., Any] | Prepared[...] | New | Ref | Made | str"
+"""What to run: a kind, with or without its options, to be enqueued; or a delivery that is there, by its id."""
+
+
+def drain(
+    on: Engine | Database, *, queue: str | None = None, limit: int = 1000, through: timedelta | None = None
+) -> list[Attempted]:
+    """
+    Carry out what is due, the most overdue first, and what that enqueues, until nothing is; what each attempt came to.
+
+    Committed rows only, one after the other, of the kinds declared in this process, in `queue` or in all. What a
+    handler raises is that row's outcome. With `through` the movable clock goes on from due time to due time, so
+    retries happen as well; at the end it has moved by that much.
+
+    No time limit ends a handler here, and rows that another connection has locked are passed over.
+    Raises AssertionError when more is due after `limit` attempts: work that enqueues itself has no end.
+    """
+    database = _database(on)
+    done: list[Attempted] = []
+    with _worker(database) as worker:
+        end = None if through is None else _now(database) + through
+        while True:
+            _all_due(worker, queue, limit, done)
+            if end is None:
+                return done
+            left = (end - _now(database)).total_seconds()
+            later = _next_later(database, queue)
+            step = left if later is None else min(left, later)
+            if step > 0:
+                MovableClock(database.engine).advance(step)
+            if later is None or later > left:
+                return done
+
+
+def run_one(on: Engine | Database, work: Work, /, *args: Any, raises: bool = True, **kwargs: Any) -> read.Delivery:
+    """
+    Run one delivery once, in this thread, and return its row as it is then.
+
+    A kind, or `kind.options(...)`, is enqueued with these arguments and committed first; a `Ref` or an id must be of a
+    row that is due. With `raises`, what the handler raises comes out here with its traceback, once the failed
+    attempt is committed; `Retry` and `GiveUp` do not, for they are outcomes that it asked for.
+
+    A handler's own argument called `raises` goes in by `kind.options().new(raises=…)`.
+    Raises AssertionError when there was nothing to claim, and for an effect of `step.in_commit` that failed.
+    """
+    database = _database(on)
+    row_id = _row_id(database, work, args, kwargs)
+    with database.transaction() as tx:
+        before = read.get(tx, row_id)
+    kind, raised = _watched(registry.get(before.kind))
+    with _worker(database) as worker:
+        attempted = perform(worker, kind, row_id)
+    with database.transaction() as tx:
+        row = read.get(tx, row_id)
+    if attempted.outcome is Outcome.NOTHING_TO_DO:
+        held = f", held: {row.held_reason}" if row.held_reason else ""
+        raise AssertionError(
+            f"nothing to claim: delivery {row.id} of {row.kind} is {row.state}, due {row.due_at}{held}"
+        )
+    if raises and attempted.outcome is not Outcome.SENT:
+        for error in raised:
+            if not isinstance(error, Retry | GiveUp):
+                raise error
+        if not raised:
+            raise AssertionError(f"{attempted.outcome}: {attempted.error_code}: {row.error_message}")
+    return row
+
+
+def _database(on: Engine | Database) -> Database:
+    if isinstance(on, Database):
+        return on
+    if isinstance(on, Engine):
+        return Database(on)
+    raise TypeError(f"work is carried out in transactions of its own, so give an Engine; got {type(on).__name__}")
+
+
+@contextmanager
+def _worker(database: Database) -> Iterator[Worker]:
+    worker = Worker(database, random=lambda: MIDDLE)
+    try:
+        yield worker
+    finally:
+        worker.heartbeat.stop()
+
+
+def _all_due(worker: Worker, queue: str | None, limit: int, done: list[Attempted]) -> None:
+    taken: list[str] = []
+    while True:
+        with worker.database.autocommit() as connection:
+            found = run(connection, _statements.next_due, kinds=_names(), queue=queue, passed_over=taken)
+        if not found:
+            return
+        if len(done) >= limit:
+            last = ", ".join(sorted({attempted.kind for attempted in done[-20:]}))
+            raise AssertionError(f"drain stopped after {limit} attempts and more is due; the last were of {last}")
+        attempted = perform_due(worker, 1, queue=found[0]["queue"])
+        done.extend(attempted)
+        # Due and not to be had: somebody else has locked it. The other queues come first, then that is all.
+        taken = [] if attempted else [*taken, found[0]["queue"]]
+
+
+def _names() -> list[str]:
+    return [str(term["kind"]) for term in terms(registry)]
+
+
+def _now(database: Database) -> Any:
+    with database.autocommit() as connection:
+        return read.now(connection)
+
+
+def _next_later(database: Database, queue: str | None) -> float | None:
+    """Seconds until the next row that is not due yet."""
+    with database.autocommit() as connection:
+        found = run(connection, _statements.next_later, kinds=_names(), queue=queue)
+    return float(found[0]["seconds"]) if found else None
+
+
+def _row_id(database: Database, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    if isinstance(work, DeliveryKind | Prepared):
+        with database.transaction() as tx:
+            return work.enqueue(tx, *args, **kwargs).id
+    if args or kwargs:
+        raise TypeError("a delivery that is there has its arguments already")
+    if isinstance(work, New):
+        with database.transaction() as tx:
+            return enqueue_new(tx, work).id
+    return work if isinstance(work, str) else work.id
+
+
+def _watched(kind: DeliveryKind[..., Any]) -> tuple[DeliveryKind[..., Any], list[BaseException]]:
+    """The kind, and what its handler raises the last time it is called."""
+    raised: list[BaseException] = []
+    watched, handler = copy.copy(kind), kind.handler
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raised.clear()
+        try:
+            return handler(*args, **kwargs)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        raised.clear()
+        try:
+            return await handler(*args, **kwargs)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    chosen: Callable[..., Any] = call_async if kind.is_async else call
+    watched.handler = chosen
+    return watched, raised

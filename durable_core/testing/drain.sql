@@ -1,0 +1,26 @@
+-- What is due or will be, for a test that carries it out itself.
+
+-- name: next_due
+-- The queue of the most overdue row of these kinds, in this queue or any, past those that were just found taken.
+select d.queue
+from durable.deliveries d
+where d.state = 'pending'
+  and d.held_reason is null
+  and d.due_at <= (select durable.durable_now())
+  and d.kind = any (cast(:kinds as text[]))
+  and (cast(:queue as text) is null or d.queue = :queue)
+  and d.queue <> all (cast(:passed_over as text[]))
+order by d.due_at, d.created_at
+limit 1
+
+-- name: next_later
+-- When the next such row that is not due yet will be, and in how many seconds.
+select d.due_at, extract(epoch from d.due_at - clock.now) as seconds
+from durable.deliveries d, (select durable.durable_now() as now) as clock
+where d.state = 'pending'
+  and d.held_reason is null
+  and d.due_at > clock.now
+  and d.kind = any (cast(:kinds as text[]))
+  and (cast(:queue as text) is null or d.queue = :queue)
+order by d.due_at
+limit 1
