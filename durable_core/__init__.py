@@ -24,6 +24,7 @@ from durable_core.errors import (
     UnsupportedTransaction,
 )
 from durable_core.retry import Backoff
+from durable_core.secrets import Secret
 from durable_core.states import DeliveryState
 from durable_core.wakes import wake
 
@@ -49,6 +50,7 @@ __all__ = [
     "Retry",
     "RowBusy",
     "SchemaAhead", "SchemaBehind",
+    "Secret",
     "Step",
     "StepTransactionOwned",
     "UnknownHandler",

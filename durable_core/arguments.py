@@ -17,6 +17,7 @@ from typing import Any, Union
 import pydantic
 
 from durable_core.errors import DefinitionError, InvalidArguments
+from durable_core.secrets import is_declared_secret, is_secret, looks_secret
 
 MAX_BYTES = 256 * 1024
 """Largest payload, in bytes of its canonical text; design, section 4."""
@@ -170,7 +171,8 @@ class Signature:
     The arguments a handler takes, from its annotations, checked strictly.
 
     The first parameter is the step. Unannotated parameters take any JSON. Types are
-    resolved at first use, so that a module may declare them below the handler.
+    resolved at first use, so that a module may declare them below the handler. A name that
+    looks like a secret is refused unless it is annotated `Secret[...]`.
     """
 
     def __init__(self, kind: str, handler: Callable[..., object]) -> None:
@@ -192,6 +194,12 @@ class Signature:
             if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter is not parameters[0]:
                 raise DefinitionError(
                     f"kind {kind!r}: argument {parameter.name!r} is positional only; arguments are stored by name."
+                )
+        for parameter in parameters[1:]:
+            if looks_secret(parameter.name) and not is_declared_secret(handler, parameter.name):
+                raise DefinitionError(
+                    f"kind {kind!r}: argument {parameter.name!r} looks like a secret, and arguments are stored "
+                    "readable. Keep it in the settings and pass its name; or, knowing that, annotate Secret[...]."
                 )
         self._parameters = parameters[1:]
         self._signature = inspect.Signature(self._parameters)
@@ -223,6 +231,12 @@ class Signature:
                 **fields,
             )
         return self._model
+
+    @cached_property
+    def hidden(self) -> frozenset[str]:
+        """The arguments annotated `Secret[...]`, which nothing of ours shows."""
+        hints = typing.get_type_hints(self._handler, include_extras=True)
+        return frozenset(parameter.name for parameter in self._parameters if is_secret(hints.get(parameter.name)))
 
     def pack(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
         """

@@ -276,7 +276,7 @@ class UnsafePooler(DurableError):
 
 
 class NotInstalled(DurableError):
-    """Something this process needs was never set: database, carrier, install or SMTP."""
+    """Something this process needs was never set: database, carrier, install, SMTP, or an extra."""
 
     reason = "NOT_INSTALLED"
 

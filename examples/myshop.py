@@ -13,6 +13,10 @@ engine = create_engine(os.environ["DURABLE_DATABASE_URL"])
 
 broker_url = os.environ["DURABLE_REDIS_URL"]
 
+mail_url = os.environ.get("DURABLE_SMTP_URL", "smtp://127.0.0.1:1025?from=shop@shop.example")
+warehouse_url = os.environ.get("SHOP_WAREHOUSE_URL", "https://warehouse.example/orders")
+in_development = not warehouse_url.startswith("https://")
+
 
 class Base(DeclarativeBase):
     pass

@@ -13,7 +13,7 @@ from durable_core.celery_binding.environment import (
     schema_from_environment,
 )
 
-app = Celery("tasks", include=["tasks.email", "tasks.webhook"])
+app = Celery("tasks", include=["tasks.email", "tasks.webhook", "tasks.notify"])
 app.conf.update(
     # DURABLE_REDIS_URL, guarded: one damaged message in Redis would stop a stock worker, and return to stop the next.
     broker_url=broker_url_from_environment(),

@@ -23,7 +23,7 @@ SQL_FILES = sorted(PACKAGE.rglob("*.sql"))
 
 # From the words, which know nothing, to what drives everything. A module imports its own layer and those before it.
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "states", "retry", "arguments", "kinds"),
+    ("errors", "states", "retry", "secrets", "arguments", "kinds"),
     ("database",),
     ("wakes",),
     ("claims",),

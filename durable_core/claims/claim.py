@@ -92,7 +92,7 @@ class Claim:
     interruptions: int
     max_interruptions: int
     deadline_at: datetime
-    arguments: str
+    arguments: str = field(repr=False)
     taken_at: float
     """`time.monotonic()` before the claim was sent: the database cannot have stamped it earlier."""
 

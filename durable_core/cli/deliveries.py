@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from sqlalchemy import Connection
@@ -22,6 +22,9 @@ from durable_core.deliveries import operate, read
 from durable_core.deliveries.read import MOST_PER_PAGE, Delivery
 from durable_core.errors import IllegalMove, NotFound, RowBusy
 from durable_core.states import TERMINAL, DeliveryState
+
+if TYPE_CHECKING:
+    from durable_core.celery_binding import Durable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -76,13 +79,15 @@ def list_(
 @deliveries.command()
 @options
 @click.argument("row_id", metavar="ID")
-@click.option("--arguments", is_flag=True, help="Show the payload too; it may hold personal data.")
+@click.option("--arguments", is_flag=True, help="Show the payload too, secrets masked; it may hold personal data.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
 @click.pass_obj
 def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
     """One delivery: where it is, why it waits, its last error, and its history."""
     out = Output(as_json)
-    with where.database() as (database, _), reading(database) as (connection, _):
+    with where.database() as (database, durable), reading(database) as (connection, _):
+        if arguments and durable is not None:
+            _learn_secrets(durable)
         now = read.now(connection)
         row = read.get(connection, row_id)
         lines = journal.read(connection, row.id)
@@ -106,7 +111,7 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
             ("fence", f"{row.fence}, settled {row.settled_fence}"),
             ("error", row.error_code),
             ("result", None if row.result is None else str(row.result)),
-            ("arguments", str(row.arguments) if arguments else None),
+            ("arguments", str(row.shown_arguments) if arguments else None),
         ]
     )
     if row.error_message:
@@ -119,6 +124,14 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
             ("AT", "MOVE", "FROM", "TO", "FENCE", "BY", "REASON"),
             [(instant(n.at), n.move, n.from_state, n.to_state, n.fence, n.by, n.reason) for n in lines],
         )
+
+
+def _learn_secrets(durable: Durable) -> None:
+    """Load the app's task modules, as a worker does: their kinds say which arguments are secret."""
+    try:
+        durable.app.loader.import_default_modules()
+    except Exception as error:  # whatever the host's modules raise while they load
+        note(f"the app's modules did not load ({type(error).__name__}): secrets are known by their names alone")
 
 
 # --- what a person does to rows ----------------------------------------------------------------------

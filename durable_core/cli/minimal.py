@@ -1,8 +1,9 @@
 """
 The app that `durable up` runs where there is none of your own: the sweeps and the ready kinds, nothing else.
 
-It finds its servers in DURABLE_DATABASE_URL and DURABLE_REDIS_URL, its schema in DURABLE_SCHEMA, and where
-`email.send` hands over its mail in DURABLE_SMTP_URL.
+It finds its servers in DURABLE_DATABASE_URL and DURABLE_REDIS_URL, its schema in DURABLE_SCHEMA, where
+`email.send` hands over its mail in DURABLE_SMTP_URL, the targets of `notify.send` in DURABLE_NOTIFY_TARGETS, and
+how webhooks are posted in the DURABLE_WEBHOOK_ variables. Those may reach this machine only if one of them says so.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from durable_core.celery_binding.environment import (
     engine_from_environment,
     schema_from_environment,
 )
-from durable_core.ready import email, webhook
-from durable_core.ready.environment import smtp_from_environment
+from durable_core.ready import email, notify, webhook
+from durable_core.ready.environment import (
+    smtp_from_environment,
+    targets_from_environment,
+    webhooks_from_environment,
+)
 
 NAME = __name__
 
@@ -40,5 +45,7 @@ app.conf.update(
     timezone="UTC",
 )
 email.declare(smtp_from_environment)
-webhook.declare()
+webhook.declare(webhooks_from_environment)
+if notify.is_installed():
+    notify.declare(targets_from_environment)
 install(app)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
 from typing import Protocol, TypeAlias, Unpack
@@ -118,7 +118,7 @@ class New:
     key: str | None
     delay_seconds: float
     eta: datetime | None
-    arguments: str
+    arguments: str = field(repr=False)
     max_attempts: int
     max_interruptions: int
 

@@ -7,11 +7,12 @@ What is read to find it is not always: see `page`.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+from durable_core import kinds, secrets
 from durable_core.database.statements import beside
 from durable_core.database.transactions import Row, Transaction, checked, run
 from durable_core.errors import InvalidOption, NotFound
@@ -29,14 +30,18 @@ FEW = frozenset({DeliveryState.PROCESSING, DeliveryState.DEAD, DeliveryState.FAI
 
 @dataclass(frozen=True)
 class Delivery:
-    """One row, as it was read. Instants are aware datetimes by the database's clock."""
+    """
+    One row, as it was read. Instants are aware datetimes by the database's clock.
+
+    `arguments` are those of the row, secrets too, and are in no repr; `shown_arguments` are for people.
+    """
 
     id: str
     kind: str
     queue: str
     priority: int
     key: str | None
-    arguments: dict[str, Any]
+    arguments: dict[str, Any] = field(repr=False)
     state: DeliveryState
     due_at: datetime
     fence: int
@@ -69,9 +74,23 @@ class Delivery:
         succeeded = 1 if self.state is DeliveryState.SENT else 0
         return self.attempts - self.interruptions - self.shutdowns - self.snoozes - running - succeeded
 
+    @property
+    def shown_arguments(self) -> dict[str, Any]:
+        """
+        The arguments with secrets masked: those annotated `Secret[...]`, and whatever is named like one.
+
+        Where the kind's code is not loaded, or its types cannot be read, the names alone decide.
+        """
+        kind = kinds.deliveries.find(self.kind)
+        try:
+            hidden = frozenset[str]() if kind is None else kind.signature.hidden
+        except Exception:  # a type that its module never declared: the kind is broken, and its rows are to be read
+            hidden = frozenset()
+        return secrets.masked(self.arguments, hidden)
+
     def as_json(self, *, arguments: bool = True) -> dict[str, Any]:
-        """The row with its instants as ISO 8601 in UTC; without its payload where that is not to be shown."""
-        facts = {**asdict(self), "failures": self.failures}
+        """The row with its instants as ISO 8601 in UTC, secrets masked; without its payload where that stays unseen."""
+        facts = {**asdict(self), "arguments": self.shown_arguments, "failures": self.failures}
         if not arguments:
             del facts["arguments"]
         return {

@@ -1,1 +1,5 @@
-"""Ready kinds of delivery: `email.send` and `webhook.post`. Importing declares nothing; call `declare(settings)`."""
+"""
+Ready kinds of delivery: `email.send`, `webhook.post` and `notify.send`.
+
+Importing declares nothing; call `declare(...)` with your settings.
+"""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import smtplib
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email import policy
@@ -22,11 +22,12 @@ from email.utils import formatdate
 from typing import Annotated, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ValidationInfo
 
 from durable_core.deliveries.declare import DeliveryKind, Step, delivery
 from durable_core.deliveries.options import DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE
 from durable_core.errors import DefinitionError, GiveUp, Retry
+from durable_core.ready.attachments import MOST_BYTES, NO_FETCH, Attachment, Fetch, attach
 from durable_core.retry import Backoff
 
 KIND = "email.send"
@@ -123,6 +124,8 @@ class Smtp:
 def declare(
     settings: Smtp | Callable[[], Smtp],
     *,
+    attachments: Fetch | None = None,
+    attachment_bytes: int = MOST_BYTES,
     name: str = KIND,
     queue: str = DEFAULT_QUEUE,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
@@ -130,13 +133,23 @@ def declare(
     timeout: float = 120.0,
 ) -> DeliveryKind[..., dict[str, Any]]:
     """
-    Declare the kind `email.send`: `to` (one address or a list), `subject`, `text`, `html`, `reply_to`.
+    Declare the kind `email.send`: `to` (one address or a list), `subject`, `text`, `html`, `reply_to`, `attachments`.
 
     `settings` may be a function, called at each attempt: a process that only enqueues needs
-    no mail server. See `send` for what becomes of each answer of the server.
+    no mail server. An attachment is `{"name": "invoice.pdf", "ref": "invoices/7"}`, and the function
+    `attachments` fetches what `ref` names when the mail is sent, `attachment_bytes` in all; without it
+    they are refused at enqueue. See `send` for what becomes of each answer of the server.
     """
+    fetch, most = attachments, attachment_bytes
+    if most < 0:
+        raise DefinitionError("email: attachment_bytes is at least 0.")
 
-    @delivery(name, queue=queue, max_attempts=max_attempts, backoff=backoff, timeout=timeout)
+    def fetchable(given: list[Attachment] | None, info: ValidationInfo) -> list[Attachment] | None:
+        # At enqueue only: a row that has some gives up when it is sent, and does not wait for another handler.
+        if given and fetch is None and info.mode == "python":
+            raise ValueError(NO_FETCH)
+        return given
+
     def send_email(
         step: Step,
         to: OneLine | list[OneLine],
@@ -144,11 +157,17 @@ def declare(
         text: str,
         html: str | None = None,
         reply_to: OneLine | None = None,
+        attachments: list[Attachment] | None = None,
     ) -> dict[str, Any]:
         smtp = settings if isinstance(settings, Smtp) else settings()
-        return send(smtp, step, to=to, subject=subject, text=text, html=html, reply_to=reply_to)
+        return send(
+            smtp, step, to=to, subject=subject, text=text, html=html, reply_to=reply_to,
+            attachments=attachments or (), fetch=fetch, attachment_bytes=most,
+        )  # fmt: skip
 
-    return send_email
+    # A type of this very declaration, which no annotation in the source could name.
+    send_email.__annotations__["attachments"] = Annotated[list[Attachment] | None, AfterValidator(fetchable)]
+    return delivery(name, queue=queue, max_attempts=max_attempts, backoff=backoff, timeout=timeout)(send_email)
 
 
 def send(
@@ -160,6 +179,9 @@ def send(
     text: str,
     html: str | None = None,
     reply_to: str | None = None,
+    attachments: Sequence[Attachment] = (),
+    fetch: Fetch | None = None,
+    attachment_bytes: int = MOST_BYTES,
 ) -> dict[str, Any]:
     """
     Send one e-mail from inside a handler; `{"message_id": ...}`, and `refused` where only some recipients were.
@@ -167,11 +189,13 @@ def send(
     Replies 4xx and network errors raise Retry, 5xx GiveUp, each with the code `SMTP_<reply>`;
     no recipient is `NO_RECIPIENT`. A recipient refused for now holds the message back from all,
     so that nobody gets it twice; only the last attempt of the budget goes without that one.
+    See `attachments.attach` for what becomes of attachments.
     """
     recipients = [address for address in ([to] if isinstance(to, str) else to) if address.strip()]
     if not recipients:
         raise GiveUp("there is nobody to send it to", code="NO_RECIPIENT")
     message, envelope = _message(smtp, step, recipients, subject, text, html, reply_to)
+    attach(message, attachments, fetch, attachment_bytes)
     with _answers_explained(smtp), _connected(smtp) as server:
         refused = _envelope(server, step, _mailbox(smtp.sender).addr_spec, envelope)
         if step.cancelled:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from sqlalchemy import Engine, text
 
-from durable_core import enqueue_by_name
+from durable_core import Secret, enqueue_by_name
 from durable_core.arguments import Signature
 from durable_core.claims.journal import Line
 from durable_core.deliveries.attempt import Worker, perform
@@ -51,6 +51,24 @@ def test_a_list_in_a_pipe_is_never_cut(durable: Run, make: Callable[..., Made]) 
     (line,) = durable("deliveries", "list").stdout.splitlines()[1:]
     assert made.id in line
     assert "k" * 900 in line
+
+
+def test_a_secret_in_a_payload_is_not_shown_on_request_either(
+    durable: Run, make: Callable[..., Made], declare: Callable[..., Any]
+) -> None:
+    """By its annotation where the kind is known here, else by its name."""
+
+    def handler(step: Step, note: Secret[str]) -> None: ...
+
+    def any_body(step: Step, body: Any) -> None: ...
+
+    made = make(declare(name="secret.kind", handler=handler), arguments={"note": "hunter2"})
+    with_name = make(declare(any_body), arguments={"body": {"api_key": "hunter2"}})
+    for row_id in (made.id, with_name.id):
+        for line in ((), ("--json",)):
+            shown = durable("deliveries", "show", row_id, "--arguments", *line).stdout
+            assert "hunter2" not in shown
+            assert "***" in shown
 
 
 def test_payloads_are_shown_only_on_request(durable: Run, make: Callable[..., Made]) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import Engine
 from durable_core.local import Addresses
 from durable_core.testing import create_database, drop_database, migrated
 from tests.examples.pages import EXAMPLES, ROOT
+from tests.sinks import http_server, mail_server
 
 SECONDS = 120
 
@@ -26,6 +27,8 @@ class Programs:
     engine: Engine
     redis_url: str
     directory: Path
+    mail_url: str
+    web_url: str
 
     @property
     def environment(self) -> dict[str, str]:
@@ -34,6 +37,8 @@ class Programs:
             **kept,
             "DURABLE_DATABASE_URL": self.engine.url.render_as_string(hide_password=False),
             "DURABLE_REDIS_URL": self.redis_url,
+            "DURABLE_SMTP_URL": self.mail_url,
+            "SHOP_WAREHOUSE_URL": self.web_url,
             "PYTHONPATH": f"{EXAMPLES}{os.pathsep}{ROOT}",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -53,7 +58,9 @@ def programs(services: Addresses, worker_id: str, tmp_path: Path) -> Iterator[Pr
     name = f"durable_docs_{worker_id}"
     engine = migrated(create_database(services.database_url, name))
     try:
-        yield Programs(engine, services.redis_url, tmp_path)
+        with mail_server() as mailbox, http_server() as receiver:
+            mail_url = f"smtp://127.0.0.1:{mailbox.port}?from=shop@shop.example"
+            yield Programs(engine, services.redis_url, tmp_path, mail_url, receiver.url)
     finally:
         engine.dispose()
         drop_database(services.database_url, name)

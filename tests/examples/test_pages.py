@@ -19,10 +19,15 @@ from durable_core.celery_binding import tasks as celery_tasks
 from durable_core.celery_binding.settings import Settings
 from durable_core.claims.claim import Holder
 from durable_core.cli.main import main as durable_command
+from durable_core.database import environment
 from durable_core.deliveries import attempt, enqueue, options, sweep
 from durable_core.deliveries.declare import DeliveryKind, delivery, registry
 from durable_core.deliveries.read import Delivery
 from durable_core.errors import DurableError
+from durable_core.ready import notify
+from durable_core.ready.attachments import MOST_BYTES
+from durable_core.ready.bounded import MOST_ABANDONED
+from durable_core.ready.webhook import Webhooks
 from durable_core.retry import Backoff, rescue_seconds
 from durable_core.states import DELIVERY_MOVES, DeliveryState
 from durable_core.testing import plugin
@@ -294,6 +299,23 @@ def test_the_states_and_moves_of_the_contract_are_legal() -> None:
     assert [name for name in words(section) if name in set(DeliveryState)] == [state.value for state in DeliveryState]
     moves = {name for move in DELIVERY_MOVES for name in move.names}
     assert {row[0] for row in CONTRACT.table("move")} <= moves | {"enqueue", "keep"}
+
+
+def test_the_codes_variables_and_numbers_of_the_ready_kinds_are_those_of_the_code() -> None:
+    shown = page("docs/ready.md")
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "durable_core" / "ready").glob("*.py"))
+    for row in shown.table("code"):
+        for code in words(row[0]):
+            assert f'"{code}"' in source or code.removesuffix("…") in ("HTTP_", "SMTP_"), code
+    named = {value for name, value in vars(environment).items() if name.endswith("_VARIABLE")}
+    assert {words(row[0])[0] for row in shown.table("variable")} <= named
+    webhooks, told = Webhooks(), " ".join(shown.text.split())
+    assert f"at most {webhooks.total_timeout:g} s in all, {webhooks.connect_timeout:g} s of it to connect" in told
+    assert f"{webhooks.answer_bytes} bytes of the answer" in told
+    assert f"at most {MOST_BYTES} bytes" in told
+    assert f"one of {MOST_ABANDONED} threads" in told
+    share = inspect.signature(notify.declare).parameters["total_timeout"].default
+    assert f"its share of {share:g} s" in told
 
 
 def test_the_testing_kit_is_explained_in_full() -> None:

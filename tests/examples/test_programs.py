@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
@@ -24,7 +25,7 @@ CLIENTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "my
 @pytest.fixture
 def programs(programs: Programs, services: Addresses) -> Programs:
     """With a Redis database of its own: other tests of this process use the first."""
-    return Programs(programs.engine, services.redis_url.rsplit("/", 1)[0] + "/7", programs.directory)
+    return replace(programs, redis_url=services.redis_url.rsplit("/", 1)[0] + "/7")
 
 
 @contextmanager

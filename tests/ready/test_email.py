@@ -1,6 +1,5 @@
 """`email.send` against a real SMTP server and a real Postgres: what becomes of each answer."""
 
-import itertools
 import socket
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from sqlalchemy import Engine
 
 from durable_core import DefinitionError, DeliveryState, GiveUp, InvalidArguments
 from durable_core.deliveries.attempt import Attempted, Outcome, Worker, perform
-from durable_core.deliveries.declare import DeliveryKind, registry
+from durable_core.deliveries.declare import DeliveryKind
 from durable_core.deliveries.read import Delivery
 from durable_core.ready import email
 from durable_core.ready.email import Smtp
@@ -31,23 +30,6 @@ def mailbox() -> Iterator[Mailbox]:
 
 def smtp_at(port: int, **more: Any) -> Smtp:
     return Smtp("127.0.0.1", "Shop <shop@example.com>", port=port, timeout=5.0, **more)
-
-
-_names = (f"test.email_{number}" for number in itertools.count(1))
-
-
-@pytest.fixture
-def declare_email() -> Iterator[Callable[..., DeliveryKind[..., Any]]]:
-    """As `email.declare`, under a name of this test's own: `tasks` may be loaded in this process."""
-    declared: list[str] = []
-
-    def declare(*settings: Any, **terms: Any) -> DeliveryKind[..., Any]:
-        declared.append(next(_names))
-        return email.declare(*settings, name=declared[-1], **terms)
-
-    yield declare
-    for name in declared:
-        registry.remove(name)
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """`webhook.post` against a real HTTP server and a real Postgres: what becomes of each answer."""
 
-import itertools
+import gzip
 import json
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,42 +14,19 @@ from sqlalchemy import Engine
 
 from durable_core import DefinitionError, GiveUp, InvalidArguments
 from durable_core.deliveries.attempt import Attempted, Outcome, Worker, perform
-from durable_core.deliveries.declare import DeliveryKind, registry
+from durable_core.deliveries.declare import DeliveryKind
 from durable_core.deliveries.read import Delivery
 from durable_core.ready import webhook
 from durable_core.ready.webhook import Webhooks, retry_after
 from durable_core.testing import MovableClock
-from tests.sinks import Receiver, broken, dripping, endless, http_server, status
+from tests.sinks import Receiver, broken, dripping, endless, status
 
 Row = Callable[[str], Delivery]
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with http_server() as receiver:
-        yield receiver
-
-
-_names = (f"test.webhook_{number}" for number in itertools.count(1))
-
-
-@pytest.fixture
-def declare_webhook() -> Iterator[Callable[..., DeliveryKind[..., Any]]]:
-    """As `webhook.declare`, under a name of this test's own: `tasks` may be loaded in this process."""
-    declared: list[str] = []
-
-    def declare(*settings: Any, **terms: Any) -> DeliveryKind[..., Any]:
-        declared.append(next(_names))
-        return webhook.declare(*settings, name=declared[-1], **terms)
-
-    yield declare
-    for name in declared:
-        registry.remove(name)
-
-
-@pytest.fixture
 def kind(declare_webhook: Callable[..., Any]) -> DeliveryKind[..., Any]:
-    kind: DeliveryKind[..., Any] = declare_webhook()
+    kind: DeliveryKind[..., Any] = declare_webhook(Webhooks(private_targets=True))
     return kind
 
 
@@ -171,7 +148,7 @@ def test_an_answer_that_drips_for_ever_ends_at_the_total_timeout(
 ) -> None:
     receiver.answers = [dripping]
     began = time.monotonic()
-    done = attempt(declare_webhook(Webhooks(connect_timeout=0.5, total_timeout=0.5)))
+    done = attempt(declare_webhook(Webhooks(connect_timeout=0.5, total_timeout=0.5, private_targets=True)))
     assert (done.outcome, done.error_code) == (Outcome.RETRY, "HTTP_TIMEOUT")
     assert time.monotonic() - began < 5
 
@@ -180,8 +157,17 @@ def test_silence_ends_at_the_total_timeout(
     declare_webhook: Callable[..., Any], attempt: Callable[..., Attempted], receiver: Receiver
 ) -> None:
     receiver.answers = [lambda to: time.sleep(1.5)]
-    done = attempt(declare_webhook(Webhooks(connect_timeout=0.3, total_timeout=0.3)))
+    done = attempt(declare_webhook(Webhooks(connect_timeout=0.3, total_timeout=0.3, private_targets=True)))
     assert (done.outcome, done.error_code) == (Outcome.RETRY, "HTTP_TIMEOUT")
+
+
+def test_an_answer_that_would_unpack_to_more_is_not_unpacked(
+    kind: DeliveryKind[..., Any], attempt: Callable[..., Attempted], receiver: Receiver, row: Row
+) -> None:
+    receiver.answers = [status(400, gzip.compress(b"A" * 20_000_000), Content_Encoding="gzip")]
+    done = attempt(kind)
+    assert done.error_code == "HTTP_400"
+    assert "AAAA" not in str(row(done.id).error_message)
 
 
 def test_an_endless_answer_is_read_up_to_the_cap(
@@ -210,7 +196,7 @@ def test_a_url_that_must_not_be_called_is_refused_at_enqueue(
     "headers",
     [
         {"X": "a\r\nY: b"}, {"X\n": "a"}, {"": "x"},
-        {"Idempotency-Key": "mine"}, {"idempotency-KEY": "mine"}, {"Host": "x"},
+        {"Idempotency-Key": "mine"}, {"idempotency-KEY": "mine"}, {"Host": "x"}, {"webhook-id": "mine"},
     ],
 )  # fmt: skip
 def test_a_header_that_is_not_the_callers_to_set_is_refused_at_enqueue(
