@@ -2,7 +2,8 @@
 
 from durable_core import deliveries
 from durable_core.deliveries.declare import AsyncStep, DeliveryKind, Step, delivery
-from durable_core.deliveries.enqueue import Ref, enqueue_by_name, enqueue_many
+from durable_core.deliveries.enqueue import enqueue_by_name, enqueue_many
+from durable_core.deliveries.rows import Ref
 from durable_core.errors import (
     ClaimLost,
     DefinitionError,
@@ -14,11 +15,13 @@ from durable_core.errors import (
     InvalidArguments,
     InvalidOption,
     KeyInFlight,
+    KeyTaken,
     NotFound,
     Retry,
     RowBusy,
     SchemaAhead,
     SchemaBehind,
+    Snooze,
     StepTransactionOwned,
     UnknownHandler,
     UnsupportedTransaction,
@@ -45,12 +48,15 @@ __all__ = [
     "InvalidArguments",
     "InvalidOption",
     "KeyInFlight",
+    "KeyTaken",
     "NotFound",
     "Ref",
     "Retry",
     "RowBusy",
-    "SchemaAhead", "SchemaBehind",
+    "SchemaAhead",
+    "SchemaBehind",
     "Secret",
+    "Snooze",
     "Step",
     "StepTransactionOwned",
     "UnknownHandler",

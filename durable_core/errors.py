@@ -89,6 +89,24 @@ class IdempotencyConflict(DurableError):
         )
 
 
+class KeyTaken(DurableError):
+    """
+    The key is taken, and `key_policy="raise"` wanted it free; nothing was written.
+
+    `row_id` is the delivery that has it; None when the key was given twice in one call.
+    """
+
+    reason = "KEY_TAKEN"
+
+    def __init__(self, kind: str, key: str, row_id: str | None) -> None:
+        super().__init__(kind, key, row_id)
+        self.kind, self.key, self.row_id = kind, key, row_id
+
+    def __str__(self) -> str:
+        taken = f"already names delivery {self.row_id}" if self.row_id else "is given twice in this call"
+        return f"{self.kind}: key {self.key!r} {taken}. Nothing was written."
+
+
 class KeyInFlight(DurableError):
     """
     Another transaction, still open, is writing the same key; nothing was written. Call again.
@@ -288,7 +306,7 @@ class Retry(Exception):
     """
     End this attempt as failed and try again later; costs one attempt of the budget.
 
-    `after` is a duration in seconds or a timedelta; without it the kind's back-off decides.
+    `after` is a duration in seconds or a timedelta, a day at most; without it the kind's back-off decides.
     At the last attempt of the budget the delivery ends dead all the same.
     """
 
@@ -299,6 +317,22 @@ class Retry(Exception):
         if seconds is not None and not (isinstance(seconds, int | float) and math.isfinite(seconds)):
             raise ValueError(f"Retry(after={after!r}): give seconds or a timedelta")
         self.after = seconds
+
+
+class Snooze(Exception):
+    """
+    End this attempt and run it again later, as often as is asked for: it costs nothing of any budget.
+
+    For work that is not ready, not for work that failed. `after` is a duration in seconds or a timedelta.
+    """
+
+    def __init__(self, after: float | timedelta, message: str = "", *, code: str = "SNOOZED") -> None:
+        super().__init__(message or f"not before {after} s")
+        self.message, self.code = str(message) or "the handler asked to be run later", str(code)
+        seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+            raise ValueError(f"Snooze({after!r}): give seconds or a timedelta, not below 0")
+        self.after = float(seconds)
 
 
 class GiveUp(Exception):

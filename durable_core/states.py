@@ -75,7 +75,8 @@ DELIVERY_MOVES: tuple[Move, ...] = (
         "a late success: the lease lapsed, the row was reaped, nobody took it since",
     ),
     Move(
-        _D.PROCESSING, _D.PENDING, ("fail", "release", "reap", "postpone"), FenceRule.KEPT, SettleRule.OPTIONAL,
+        _D.PROCESSING, _D.PENDING, ("fail", "release", "reap", "postpone", "snooze"), FenceRule.KEPT,
+        SettleRule.OPTIONAL,
         "a failed attempt with budget left, a claim given back or put off, or a lapsed lease",
     ),
     Move(
@@ -95,16 +96,16 @@ DELIVERY_MOVES: tuple[Move, ...] = (
         "the last failure of the budget, reported late",
     ),
     Move(
-        _D.PENDING, _D.CANCELED, ("cancel", "discard"), FenceRule.RAISED, SettleRule.REQUIRED,
-        "reserved: an operator or the application takes it back; not offered yet",
+        _D.PENDING, _D.CANCELED, ("cancel",), FenceRule.RAISED, SettleRule.REQUIRED,
+        "an operator or the application takes it back",
     ),
     Move(
         _D.PROCESSING, _D.CANCELED, ("cancel",), FenceRule.RAISED, SettleRule.REQUIRED,
-        "reserved: the same while it runs, so that the owner's commit is refused; not offered yet",
+        "the same while it runs; the owner's commit is refused",
     ),
     Move(
         _D.PENDING, _D.EXPIRED, ("expire",), FenceRule.KEPT, SettleRule.OPTIONAL,
-        "reserved: its time to be useful has passed; not offered yet",
+        "its time to be useful has passed",
     ),
     Move(
         _D.DEAD, _D.PENDING, ("redrive",), FenceRule.RAISED, SettleRule.REQUIRED,

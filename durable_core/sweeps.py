@@ -92,6 +92,10 @@ SWEEPS: tuple[Sweep, ...] = (
         rescues=True,
     ),
     Sweep(
+        "expire", 15.0, "waiting rows whose time to be useful is over",
+        lambda database, bounds: deliveries.expire(database),
+    ),
+    Sweep(
         "prune", 3600.0, "finished rows past their retention",
         lambda database, bounds: deliveries.prune_all(database, retention_seconds=bounds.retention_seconds),
         offered=300.0,

@@ -112,7 +112,7 @@ def _told(attempted: Attempted) -> str:
     the row holds its due time already.
     """
     match attempted.outcome:
-        case Outcome.SENT | Outcome.NOTHING_TO_DO | Outcome.CLAIM_LOST:
+        case Outcome.SENT | Outcome.NOTHING_TO_DO | Outcome.CLAIM_LOST | Outcome.SNOOZED:
             return attempted.outcome.value
         case Outcome.FAILED | Outcome.DEAD:
             # The code alone: an exception's text may hold what was in the arguments, and events go through the broker.

@@ -95,6 +95,7 @@ class Claim:
     arguments: str = field(repr=False)
     taken_at: float
     """`time.monotonic()` before the claim was sent: the database cannot have stamped it earlier."""
+    ordering_key: str | None = None
 
     @staticmethod
     def of(row: Row, taken_at: float) -> Claim:
@@ -109,6 +110,7 @@ class Claim:
             deadline_at=row["deadline_at"],
             arguments=row["arguments"],
             taken_at=taken_at,
+            ordering_key=row["ordering_key"],
         )
 
     @property

@@ -1,40 +1,32 @@
-"""`durable deliveries`: find a delivery, read what became of it, send it round again, release a held one."""
+"""`durable deliveries`: find a delivery, and read what became of it."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
-from sqlalchemy import Connection
 
 from durable_core.claims import journal
-from durable_core.cli import exits
+from durable_core.cli.acts import ACTS
 from durable_core.cli.database import reading
 from durable_core.cli.output import Output, instant, note, span
 from durable_core.cli.where import Where, options
-from durable_core.database.connections import Database
-from durable_core.database.migrate import check
-from durable_core.deliveries import operate, read
+from durable_core.deliveries import read
 from durable_core.deliveries.read import MOST_PER_PAGE, Delivery
-from durable_core.errors import IllegalMove, NotFound, RowBusy
 from durable_core.states import TERMINAL, DeliveryState
 
 if TYPE_CHECKING:
     from durable_core.celery_binding import Durable
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-SAMPLE = 5
-"""How many ids a question shows before it asks."""
-
 
 @click.group()
 def deliveries() -> None:
-    """Look at deliveries, redrive the dead and failed ones, and release those that a sweep held back."""
+    """Look at deliveries; cancel, reschedule, redrive, discard or release them, one by one or by a filter."""
+
+
+for act in ACTS:
+    deliveries.add_command(act)
 
 
 @deliveries.command("list")
@@ -107,6 +99,9 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
             ("interrupted", f"{row.interruptions} of {row.max_interruptions}" if row.interruptions else None),
             ("created", _ago(row.created_at, now)),
             ("due", _due(row, now) if row.state is DeliveryState.PENDING else None),
+            ("expires", None if row.expires_at is None else instant(row.expires_at)),
+            ("ordering key", row.ordering_key),
+            ("discarded", _ago(row.discarded_at, now)),
             ("finished", _ago(row.finished_at, now)),
             ("fence", f"{row.fence}, settled {row.settled_fence}"),
             ("error", row.error_code),
@@ -132,155 +127,6 @@ def _learn_secrets(durable: Durable) -> None:
         durable.app.loader.import_default_modules()
     except Exception as error:  # whatever the host's modules raise while they load
         note(f"the app's modules did not load ({type(error).__name__}): secrets are known by their names alone")
-
-
-# --- what a person does to rows ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Act:
-    """What a person does to deliveries: its words, the act itself, and which rows it takes."""
-
-    name: str
-    done: str
-    takes: Callable[[Delivery], bool]
-    needed: str
-    carry_out: Callable[..., None]
-
-
-REDRIVE = Act(
-    "redrive", "redriven",
-    lambda row: row.state in (DeliveryState.DEAD, DeliveryState.FAILED), "dead or failed", operate.redrive,
-)  # fmt: skip
-RELEASE = Act("release", "released", lambda row: row.held_reason is not None, "held back", operate.release)
-
-
-@dataclass(frozen=True)
-class Became:
-    """What became of one id: `outcome` is what was done, what would be done, refused or not found."""
-
-    id: str
-    outcome: str
-    message: str | None = None
-
-
-def _acting(command: F) -> F:
-    """The ids and options of an act."""
-    for decorate in reversed(
-        (
-            click.argument("row_ids", metavar="ID...", nargs=-1, required=True),
-            click.option("--by", required=True, help="Who acts; kept in the journal."),
-            click.option("--reason", required=True, help="Why; kept in the journal."),
-            click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing."),
-            click.option("--yes", is_flag=True, help="Do not ask; needed without a terminal."),
-            click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout."),
-        )
-    ):
-        command = decorate(command)
-    return command
-
-
-@deliveries.command()
-@options
-@_acting
-@click.pass_obj
-def redrive(where: Where, /, **line: Any) -> int:
-    """
-    Send dead or failed deliveries round again, with a new budget and the same key.
-
-    All in one transaction; one in another state, or that somebody is at work on, is refused and does not
-    keep the others back.
-    Exit 5 if any was refused, else 4 if any was not found. A dry run sees a snapshot: a row may move after it.
-    """
-    return _act(REDRIVE, where, **line)
-
-
-@deliveries.command()
-@options
-@_acting
-@click.pass_obj
-def release(where: Where, /, **line: Any) -> int:
-    """
-    Let the sweeps see deliveries again that one of them failed on and held back. Mend the cause first.
-
-    All in one transaction; one that is not held, or that somebody is at work on, is refused and does not keep
-    the others back.
-    Exit 5 if any was refused, else 4 if any was not found. A dry run sees a snapshot: a row may move after it.
-    """
-    return _act(RELEASE, where, **line)
-
-
-def _act(
-    act: Act, where: Where, *, row_ids: tuple[str, ...], by: str, reason: str, dry_run: bool, yes: bool, as_json: bool
-) -> int:
-    out = Output(as_json)
-    for name, text in (("--by", by), ("--reason", reason)):
-        if not text.strip():
-            raise click.UsageError(f"{name} is empty: say who acts and why, both are kept in the journal.")
-    # An id given twice is one act.
-    ids = sorted({_spelled(row_id) for row_id in row_ids})
-    if not dry_run and not yes:
-        _ask(act, ids)
-    with where.database() as (database, _):
-        done = _foreseen(act, database, ids) if dry_run else _carried_out(act, database, ids, by=by, reason=reason)
-    if as_json:
-        out.answer({"dry_run": dry_run, "deliveries": done})
-    else:
-        out.table(("ID", "OUTCOME", "WHY"), [(one.id, one.outcome, one.message) for one in done])
-    outcomes = {one.outcome for one in done}
-    if "refused" in outcomes:
-        return exits.CONFLICT
-    return exits.NOT_FOUND if "not found" in outcomes else exits.OK
-
-
-def _spelled(row_id: str) -> str:
-    """An id in its one spelling; what cannot be an id stays as it is, to be reported as not found."""
-    try:
-        return read.checked_id(row_id)
-    except NotFound:
-        return row_id
-
-
-def _ask(act: Act, ids: list[str]) -> None:
-    if not sys.stdin.isatty():
-        raise click.UsageError("without a terminal to ask on, --yes is needed (or --dry-run to look).")
-    for row_id in ids[:SAMPLE]:
-        note(f"  {row_id}")
-    if len(ids) > SAMPLE:
-        note(f"  and {len(ids) - SAMPLE} more")
-    several = "this delivery" if len(ids) == 1 else f"these {len(ids)} deliveries"
-    click.confirm(f"{act.name.capitalize()} {several}?", abort=True, err=True)
-
-
-def _carried_out(act: Act, database: Database, ids: list[str], *, by: str, reason: str) -> list[Became]:
-    def one(connection: Connection, row_id: str) -> str:
-        act.carry_out(connection, row_id, by=by, reason=reason)
-        return act.done
-
-    with database.transaction() as connection:
-        check(connection)
-        # No hint is sent from here: the sweeps find the rows within their interval.
-        return [_became(one, connection, row_id) for row_id in ids]
-
-
-def _foreseen(act: Act, database: Database, ids: list[str]) -> list[Became]:
-    def one(connection: Connection, row_id: str) -> str:
-        row = read.get(connection, row_id)
-        if not act.takes(row):
-            raise IllegalMove(act.name, row_id, row.state, act.needed)
-        return f"would be {act.done}"
-
-    with reading(database) as (connection, _):
-        return [_became(one, connection, row_id) for row_id in ids]
-
-
-def _became(one: Callable[[Connection, str], str], connection: Connection, row_id: str) -> Became:
-    try:
-        return Became(row_id, one(connection, row_id))
-    except (IllegalMove, RowBusy) as refusal:
-        return Became(row_id, "refused", str(refusal))
-    except NotFound as missing:
-        return Became(row_id, "not found", str(missing))
 
 
 # --- words about one row -----------------------------------------------------------------------------
@@ -315,9 +161,9 @@ def why(row: Delivery, now: datetime) -> str:
             )
             return f"its budget was spent by {spent} ({row.error_code}); it leaves only by a redrive."
         case DeliveryState.CANCELED:
-            return "taken back before it was sent."
+            return "canceled: it was taken back before it was done."
         case DeliveryState.EXPIRED:
-            return "its time to be useful passed before it was sent."
+            return "expired: its time to be useful passed before it was done."
 
 
 def _why_pending(row: Delivery, now: datetime) -> str:

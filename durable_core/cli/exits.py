@@ -16,6 +16,7 @@ from durable_core.errors import (
     IllegalMove,
     InvalidOption,
     KeyInFlight,
+    KeyTaken,
     NotFound,
     NotInstalled,
     RowBusy,
@@ -72,7 +73,7 @@ def failure_of(error: Exception) -> Failure | None:
             return Failure(error.code, error.reason, str(error))
         case NotFound():
             return Failure(NOT_FOUND, error.reason, str(error))
-        case IllegalMove() | RowBusy() | IdempotencyConflict() | KeyInFlight():
+        case IllegalMove() | RowBusy() | IdempotencyConflict() | KeyInFlight() | KeyTaken():
             return Failure(CONFLICT, error.reason, str(error))
         case InvalidOption() | NotInstalled():
             return Failure(USAGE, error.reason, str(error))

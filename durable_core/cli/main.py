@@ -21,6 +21,7 @@ from durable_core.cli.deliveries import deliveries
 from durable_core.cli.demo import demo
 from durable_core.cli.environment import env
 from durable_core.cli.output import ANSWERED, Output, masked
+from durable_core.cli.pauses import pause, pauses, resume
 from durable_core.cli.status import status
 from durable_core.cli.up import up
 from durable_core.cli.where import options
@@ -117,5 +118,5 @@ def version(as_json: bool) -> None:
         out.facts(versions.items())
 
 
-for command in (migrate, status, deliveries, up, env, demo, version):
+for command in (migrate, status, deliveries, pause, resume, pauses, up, env, demo, version):
     main.add_command(command)

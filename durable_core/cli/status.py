@@ -25,7 +25,7 @@ _statements = beside(__file__)
 
 LATE_AFTER_INTERVALS = 3
 DEFAULT_MAX_AGE = 300.0
-NEW_INSTALLATION = 300.0
+NEW_INSTALLATION = 30.0
 """Seconds after which every sweep that runs often must have begun once."""
 
 

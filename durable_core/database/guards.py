@@ -11,7 +11,7 @@ from pathlib import Path
 
 from durable_core.states import DELIVERY_MOVES, TERMINAL, DeliveryState, FenceRule, Move, SettleRule
 
-GUARDS = Path(__file__).parent / "migrations" / "0001_guards.sql"
+GUARDS = Path(__file__).parent / "migrations" / "0002_guards.sql"
 DOCS = Path(__file__).parents[2] / "docs" / "state_machines.md"
 
 _FENCE_SQL = {
@@ -37,14 +37,14 @@ def _legal(move: Move) -> str:
 
 
 def guards_sql() -> str:
-    """The guard functions and triggers of the deliveries table and the journal."""
+    """The guard function of the deliveries table. Its trigger, and the guards of the journal, stand in 0001."""
     legal = "\n".join(_legal(move) for move in DELIVERY_MOVES)
     terminal = _quoted(tuple(state for state in DeliveryState if state in TERMINAL))
     return f"""\
 -- Written by durable_core.database.guards from states.py. Do not edit: change the table and write a new migration.
 -- The database refuses what is illegal, whoever asks, psql included.
 
-create function durable.guard_delivery() returns trigger
+create or replace function durable.guard_delivery() returns trigger
     language plpgsql set search_path = pg_catalog, pg_temp
     as $guard$
 declare
@@ -64,10 +64,21 @@ begin
         end if;
         return old;
     end if;
-    if new.id <> old.id or new.kind <> old.kind or new.key is distinct from old.key or new.digest <> old.digest
-        or new.created_at <> old.created_at then
-        raise exception 'delivery %: what it is (id, kind, key, digest, created_at) never changes', old.id
+    if new.id <> old.id or new.kind <> old.kind or new.created_at <> old.created_at
+        or new.ordering_key is distinct from old.ordering_key or new.ordering_strict <> old.ordering_strict then
+        raise exception 'delivery %: what it is (id, kind, created_at, ordering key) never changes', old.id
             using errcode = '55000', hint = 'Enqueue another delivery.';
+    end if;
+    if new.key is distinct from old.key
+        and (new.key is not null or old.state = 'pending' or new.state <> old.state) then
+        raise exception 'delivery %: its key never changes; it may be given up once the delivery has begun', old.id
+            using errcode = '55000', hint = 'Enqueue another delivery.';
+    end if;
+    if new.digest <> old.digest and not (
+        old.state = 'pending' and new.state = 'pending' and new.fence = old.fence + 1 and new.settled_fence = new.fence
+    ) then
+        raise exception 'delivery %: what it is to do never changes, but while it waits and under a new fence', old.id
+            using errcode = '55000', hint = 'Whoever has the old arguments could else report on the new ones.';
     end if;
     if new.fence < old.fence or new.settled_fence < old.settled_fence then
         raise exception 'delivery %: a fence never falls (fence % to %, settled % to %)',
@@ -94,43 +105,6 @@ begin
     return new;
 end
 $guard$;
-
-create trigger guard_delivery before insert or update or delete on durable.deliveries
-    for each row execute function durable.guard_delivery();
-
-create function durable.guard_journal() returns trigger
-    language plpgsql set search_path = pg_catalog, pg_temp
-    as $guard$
-begin
-    if tg_op = 'DELETE' then
-        if not exists (select from durable.deliveries d where d.id = old.row_id) then
-            return old;
-        end if;
-        raise exception 'journal of %: a line stays while its row lives', old.row_id
-            using errcode = '55000', hint = 'Lines go with their row when its retention is over.';
-    end if;
-    raise exception 'the journal is append only: % is refused', tg_op
-        using errcode = '55000', hint = 'Add a line instead.';
-end
-$guard$;
-
-create trigger guard_journal before update or delete on durable.journal
-    for each row execute function durable.guard_journal();
-
-create function durable.guard_truncate() returns trigger
-    language plpgsql set search_path = pg_catalog, pg_temp
-    as $guard$
-begin
-    raise exception '%: TRUNCATE is refused, for it would lose work or history', tg_table_name
-        using errcode = '55000', hint = 'Finished rows are pruned after their retention.';
-end
-$guard$;
-
-create trigger guard_truncate before truncate on durable.journal
-    for each statement execute function durable.guard_truncate();
-
-create trigger guard_truncate before truncate on durable.deliveries
-    for each statement execute function durable.guard_truncate();
 """
 
 

@@ -1,16 +1,18 @@
 """
 The outbox: deliveries enqueued in the caller's transaction, carried out at least once.
 
-`enqueue_many`, `enqueue_by_name` (their async forms begin with an a), `get`, `page`, `redrive`,
-`release`: each takes the caller's transaction first.
+`enqueue_many`, `enqueue_by_name` (their async forms begin with an a), `get`, `page`, `cancel`, `reschedule`, `redrive`,
+`discard`, `release`, `pause`, `resume`, `pauses`: each takes the caller's transaction first.
 """
 
 from durable_core.claims.journal import read as journal
-from durable_core.deliveries.enqueue import New, Ref, aenqueue_by_name, aenqueue_many, enqueue_by_name, enqueue_many
-from durable_core.deliveries.operate import redrive, release
+from durable_core.deliveries.enqueue import aenqueue_by_name, aenqueue_many, enqueue_by_name, enqueue_many
+from durable_core.deliveries.operate import cancel, discard, redrive, release, reschedule
+from durable_core.deliveries.paused import Pause, pause, pauses, resume
 from durable_core.deliveries.read import Delivery, get, page, queues
+from durable_core.deliveries.rows import New, Ref
 
 __all__ = [
-    "Delivery", "New", "Ref", "aenqueue_by_name", "aenqueue_many", "enqueue_by_name", "enqueue_many", "get",
-    "journal", "page", "queues", "redrive", "release",
+    "Delivery", "New", "Pause", "Ref", "aenqueue_by_name", "aenqueue_many", "cancel", "discard", "enqueue_by_name",
+    "enqueue_many", "get", "journal", "page", "pause", "pauses", "queues", "redrive", "release", "reschedule", "resume",
 ]  # fmt: skip

@@ -15,17 +15,16 @@ from sqlalchemy.exc import DBAPIError
 
 from durable_core.arguments import clean_text, result_text
 from durable_core.claims import claim as protocol
-from durable_core.claims.claim import LOCK_WAIT, Claim, Holder
+from durable_core.claims.claim import Claim, Holder
 from durable_core.claims.heartbeat import Held
 from durable_core.claims.session import Effect, LockRefused, StepTransaction, leave_if_forked
-from durable_core.database.commits import CommitUnknown, Resolved, answer_lost, resolve
+from durable_core.database.commits import CommitUnknown, Resolved
 from durable_core.database.connections import Database
 from durable_core.database.statements import beside
 from durable_core.database.transactions import (
     CANCELED,
     DATABASE_ERRORS,
     LOCK_TIMEOUT,
-    Row,
     Transaction,
     checked,
     is_infrastructure,
@@ -34,18 +33,17 @@ from durable_core.database.transactions import (
     sqlstate,
 )
 from durable_core.deliveries.declare import AsyncStep, DeliveryKind, Step, registry, terms
+from durable_core.deliveries.ended import hint_next
 from durable_core.deliveries.options import DEFAULT_QUEUE
 from durable_core.deliveries.raised import refuse_unrun, told, with_causes
+from durable_core.deliveries.report import TRIES, came_to, end, interrupt
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
-from durable_core.errors import ClaimLost, EffectEscaped, GiveUp, InvalidArguments, Retry
-from durable_core.retry import Verdict, after_failure, after_interruption, rescue_seconds
+from durable_core.errors import ClaimLost, EffectEscaped, GiveUp, InvalidArguments, Retry, Snooze
+from durable_core.retry import LONGEST_DELAY_SECONDS, Verdict, after_failure
 from durable_core.states import DeliveryState
 
 log = logging.getLogger("durable.run")
 _statements = beside(__file__)
-
-TRIES = 3
-"""How often a transaction that the machine room refused (deadlock, lock timeout) is tried again."""
 
 UNKNOWN_SECONDS = 10.0
 """How long dispatch leaves a row alone whose kind a worker did not know: in a rolling deploy others may know it."""
@@ -55,6 +53,12 @@ LEAVING = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 ROWLESS_SECONDS = 600.0
 """A process says this often that it is given hints of rows which are not in its database, not at every hint."""
+
+LONGEST_RETRY_SECONDS = 24 * 3600.0
+"""No `Retry(after=...)` puts a failed attempt off for longer: no other side's word must park a row for a year."""
+
+UNIQUE_VIOLATION = "23505"
+ONE_OF_A_LINE = "deliveries_one_of_a_line"
 
 UNFIT_SECONDS = 60.0
 """How long a row waits whose arguments do not fit the handler, until a worker tries again."""
@@ -104,6 +108,8 @@ def perform(worker: Worker, kind: DeliveryKind[..., Any], row_id: str) -> Attemp
             if claim is None:
                 _look_for_its_row(worker, connection, kind, row_id)
     except DATABASE_ERRORS as error:
+        if _another_of_its_line(error):
+            return Attempted(Outcome.NOTHING_TO_DO, row_id, kind.name)
         if not is_infrastructure(error):
             raise
         log.warning("claim_not_answered", extra={"row_id": row_id, "kind": kind.name, "error": said(error)})
@@ -112,6 +118,11 @@ def perform(worker: Worker, kind: DeliveryKind[..., Any], row_id: str) -> Attemp
         log.debug("nothing_to_claim", extra={"row_id": row_id, "kind": kind.name})
         return Attempted(Outcome.NOTHING_TO_DO, row_id, kind.name)
     return carry_out(worker, kind, claim)
+
+
+def _another_of_its_line(error: BaseException) -> bool:
+    """Another delivery of the same ordering key was claimed at the same moment: a lost race."""
+    return sqlstate(error) == UNIQUE_VIOLATION and ONE_OF_A_LINE in str(error)
 
 
 def _look_for_its_row(worker: Worker, connection: Connection, kind: DeliveryKind[..., Any], row_id: str) -> None:
@@ -128,8 +139,13 @@ def perform_due(worker: Worker, limit: int, *, queue: str = DEFAULT_QUEUE) -> li
 
     What one row's handler raises is that row's failed attempt; the others go on.
     """
-    with worker.database.autocommit() as connection:
-        claims = claim_due(connection, limit, queue=queue, holder=worker.holder)
+    try:
+        with worker.database.autocommit() as connection:
+            claims = claim_due(connection, limit, queue=queue, holder=worker.holder)
+    except DATABASE_ERRORS as error:
+        if not _another_of_its_line(error):
+            raise
+        claims = []
     waiting = [(claim, worker.heartbeat.hold(claim, _statements)) for claim in claims]
     done: list[Attempted] = []
     try:
@@ -139,7 +155,7 @@ def perform_due(worker: Worker, limit: int, *, queue: str = DEFAULT_QUEUE) -> li
     finally:
         for claim, held in waiting:
             worker.heartbeat.let_go(held)
-            _end(
+            end(
                 worker, claim, Verdict(DeliveryState.PENDING), counted="shutdown", move="release",
                 code="SHUTDOWN", message="the worker was stopped before this row's turn",
             )  # fmt: skip
@@ -158,10 +174,11 @@ def carry_out(worker: Worker, kind: DeliveryKind[..., Any], claim: Claim, held: 
             # The process goes: give the row back, so that nobody has to wait for the lease. A parent that ends it
             # does so itself, and knows better what for.
             if not worker.told_to_end():
-                _interrupt(worker, claim, "WORKER_STOPPED", f"the worker was stopped ({type(leaving).__name__})")
+                interrupt(worker, claim, "WORKER_STOPPED", f"the worker was stopped ({type(leaving).__name__})")
             raise
     finally:
         worker.heartbeat.let_go(held)
+        hint_next(worker.database, claim.ordering_key)
 
 
 class _Attempt:
@@ -230,7 +247,7 @@ class _Attempt:
             try:
                 transaction.commit({"result": result}, effects)
             except CommitUnknown as unknown:
-                match _came_to(self.worker, self.claim)[0]:
+                match came_to(self.worker, self.claim)[0]:
                     case Resolved.COMMITTED:
                         log.info("commit_resolved", extra=self._facts(resolved="committed"))
                     case Resolved.NOT_COMMITTED if replayable and again < TRIES:
@@ -277,6 +294,8 @@ class _Attempt:
             return self._timed_out()
         if isinstance(error, Retry):
             return self._retry_later(error.code, error.message or "the handler asked to be run again", error.after)
+        if isinstance(error, Snooze):
+            return self._put_off(Outcome.SNOOZED, "snooze", error.after, error.code, error.message)
         if isinstance(error, LEAVING):
             raise error
         if self.worker.told_to_end():
@@ -286,6 +305,8 @@ class _Attempt:
             # What it interrupted, a driver for one, made another exception of it.
             return self._timed_out(told(error))
         code = error.reason if isinstance(error, EffectEscaped) else "WORKER_ERROR"
+        if self.kind.gives_up_on(error):
+            return self._failed(Verdict(DeliveryState.FAILED), code, told(error))
         return self._retry_later(code, told(error))
 
     def _timed_out(self, raised: str = "") -> Attempted:
@@ -293,12 +314,12 @@ class _Attempt:
 
     def _retry_later(self, code: str, message: str, after: float | None = None) -> Attempted:
         failure, random = self.claim.attempt, self.worker.random
-        delay = self.kind.backoff.jittered(failure, random) if after is None else after
+        delay = self.kind.backoff.jittered(failure, random) if after is None else min(after, LONGEST_RETRY_SECONDS)
         return self._failed(after_failure(failure, self.claim.max_attempts, delay), code, message)
 
     def _failed(self, verdict: Verdict, code: str, message: str) -> Attempted:
         """Commit a failed attempt: state, due time and journal line, under the fence. No effect of it stands."""
-        row = _end(self.worker, self.claim, verdict, counted="failure", move="fail", code=code, message=message)
+        row = end(self.worker, self.claim, verdict, counted="failure", move="fail", code=code, message=message)
         if isinstance(row, Outcome):
             return self._not_recorded(row, "failure")
         outcome = {
@@ -319,18 +340,25 @@ class _Attempt:
     def _postponed(self, unfit: InvalidArguments) -> Attempted:
         """The code changed under the row: keep it, spend nothing, and try again until the right worker is there."""
         why = f"argument {unfit.argument!r}: {unfit.problem}"
-        row = _end(
-            self.worker, self.claim, Verdict(DeliveryState.PENDING, UNFIT_SECONDS), counted="snooze", move="postpone",
-            code=unfit.reason, message=why, waiting_for="arguments",
+        log.error("delivery_waits_for_arguments", extra=self._facts(error=clean_text(why, 500)))
+        return self._put_off(Outcome.WAITING, "postpone", UNFIT_SECONDS, unfit.reason, why, waiting_for="arguments")
+
+    def _put_off(
+        self, outcome: Outcome, move: str, seconds: float, code: str, message: str, waiting_for: str | None = None
+    ) -> Attempted:
+        """Keep the row for later at no cost to its budget."""
+        verdict = Verdict(DeliveryState.PENDING, min(max(seconds, 0.0), LONGEST_DELAY_SECONDS))
+        row = end(
+            self.worker, self.claim, verdict, counted="snooze", move=move, code=code, message=message,
+            waiting_for=waiting_for,
         )  # fmt: skip
         if isinstance(row, Outcome):
-            return self._not_recorded(row, "postponement")
-        log.error("delivery_waits_for_arguments", extra=self._facts(error=clean_text(why, 500)))
-        return self._attempted(Outcome.WAITING, unfit.reason, None, row["due_at"])
+            return self._not_recorded(row, move)
+        return self._attempted(outcome, code, None, row["due_at"])
 
     def _interrupted(self, error: BaseException) -> Attempted:
         """The machine room refused for good: give the row back without spending an attempt."""
-        row = _interrupt(self.worker, self.claim, "INFRASTRUCTURE", said(error))
+        row = interrupt(self.worker, self.claim, "INFRASTRUCTURE", said(error))
         if isinstance(row, Outcome):
             return self._not_recorded(row, "interruption")
         dead = row["state"] == DeliveryState.DEAD
@@ -385,63 +413,6 @@ class _Repeat(Exception):
     def __init__(self, cause: BaseException) -> None:
         super().__init__(str(cause))
         self.cause = cause
-
-
-def _interrupt(worker: Worker, claim: Claim, code: str, message: str) -> Row | Outcome:
-    """Give the row back without spending an attempt: one interruption, and dead when those are spent."""
-    count = claim.interruptions + 1
-    verdict = after_interruption(count, claim.max_interruptions, rescue_seconds(count, worker.random))
-    dead = verdict.state is DeliveryState.DEAD
-    return _end(
-        worker, claim, verdict, counted="interruption", move="release",
-        code="WORKER_LOST" if dead else code, message=message,
-    )  # fmt: skip
-
-
-def _end(
-    worker: Worker, claim: Claim, verdict: Verdict, *, counted: str, move: str, code: str, message: str,
-    waiting_for: str | None = None,
-) -> Row | Outcome:  # fmt: skip
-    """
-    End the claim without success, in one self-guarded statement: state, due time, one count and a journal line.
-
-    The row as it is now; or why nothing was written: CLAIM_LOST, SENT where the commit had
-    landed after all, UNKNOWN where the database did not answer.
-    """
-    doubtful = False
-    for again in range(1, TRIES + 1):
-        try:
-            with worker.database.autocommit() as connection:
-                rows = run(
-                    connection, _statements.release, **claim.naming, lock_timeout=LOCK_WAIT,
-                    to_state=verdict.state.value, delay_seconds=verdict.delay_seconds, counted=counted, move=move,
-                    error_code=clean_text(code, 100), error_message=clean_text(message), waiting_for=waiting_for,
-                )  # fmt: skip
-            if rows:
-                return rows[0]
-            break
-        except DATABASE_ERRORS as error:
-            if again == TRIES or not is_infrastructure(error):
-                log.error(
-                    "report_not_recorded",
-                    extra={"row_id": claim.id, "kind": claim.kind, "fence": claim.fence, "error": said(error)},
-                )
-                return Outcome.UNKNOWN
-            doubtful = doubtful or answer_lost(error)
-            time.sleep(worker.pause(again))
-    # No row: somebody else has it; or an earlier try landed and lost its answer; or a time limit struck after
-    # COMMIT had been sent. The row tells them apart.
-    resolved, row = _came_to(worker, claim)
-    if resolved is not Resolved.COMMITTED or row is None:
-        return Outcome.CLAIM_LOST
-    log.info("commit_resolved", extra={"row_id": claim.id, "kind": claim.kind, "resolved": row["state"]})
-    if row["state"] == DeliveryState.SENT:
-        return Outcome.SENT
-    return row if doubtful else Outcome.CLAIM_LOST
-
-
-def _came_to(worker: Worker, claim: Claim) -> tuple[Resolved, Row | None]:
-    return resolve(worker.database, _statements.resolve, claim.id, claim.fence, LOCK_WAIT)
 
 
 def wait_for_handler(database: Database, kind: str, row_id: str) -> bool:

@@ -1,10 +1,16 @@
 -- One attempt at a delivery, in the order of its life: take, keep, lock, settle; or release.
 
 -- name: take
--- before: pending, due, of this kind; not held back
+-- before: pending, due, of this kind; not held back, not expired, not paused, the first of its line
 -- after:  processing under a fence one higher, leased to this owner, the attempt counted
--- locks:  the row, skipping it when somebody has it; no row back means there was nothing to take
-with candidate as materialized (
+-- locks:  the row, skipping it when somebody has it; no row back means there was nothing to take. An error of
+--         `deliveries_one_of_a_line` means the same: another of its line was taken at this very moment
+with paused as materialized (
+    select p.what, p.name
+    from durable.pauses p
+    where p.ended_at is null and (p.until is null or p.until > (select durable.durable_now()))
+),
+candidate as materialized (
     select d.id
     from durable.deliveries d
     where d.id = cast(:id as uuid)
@@ -12,6 +18,10 @@ with candidate as materialized (
       and d.state = 'pending'
       and d.held_reason is null
       and d.due_at <= (select durable.durable_now())
+      and (d.expires_at is null or d.expires_at > (select durable.durable_now()))
+      and not exists (select from paused p where p.name = case p.what when 'queue' then d.queue else d.kind end)
+      and (d.ordering_key is null
+          or not durable.is_behind(d.id, d.ordering_key, d.created_at, d.attempts > 0, (select durable.durable_now())))
     for no key update skip locked
 ),
 clock as materialized (
@@ -33,7 +43,7 @@ set state = 'processing',
     waiting_for = null
 from candidate c, clock
 where d.id = c.id
-returning d.id, d.kind, d.fence, d.interruptions, d.max_attempts, d.max_interruptions, d.deadline_at,
+returning d.id, d.kind, d.fence, d.interruptions, d.max_attempts, d.max_interruptions, d.deadline_at, d.ordering_key,
     d.attempts - d.interruptions - d.shutdowns - d.snoozes as attempt,
     cast(d.arguments as text) as arguments
 
@@ -42,10 +52,15 @@ returning d.id, d.kind, d.fence, d.interruptions, d.max_attempts, d.max_interrup
 select d.state from durable.deliveries d where d.id = cast(:id as uuid)
 
 -- name: take_due
--- before: pending and due in this queue, of a kind named in the terms
+-- before: pending and due in this queue, of a kind named in the terms; otherwise as for `take`
 -- after:  as take, the most overdue first, never more than asked for
--- locks:  the rows taken, skipping what others hold
-with terms as materialized (
+-- locks:  the rows taken, skipping what others hold; the error that `take` names refuses all of them
+with paused as materialized (
+    select p.what, p.name
+    from durable.pauses p
+    where p.ended_at is null and (p.until is null or p.until > (select durable.durable_now()))
+),
+terms as materialized (
     select t.*
     from jsonb_to_recordset(cast(:terms as jsonb))
         as t (kind text, timeout_seconds float8, max_attempts integer, max_interruptions integer)
@@ -57,7 +72,11 @@ candidate as materialized (
       and d.state = 'pending'
       and d.held_reason is null
       and d.due_at <= (select durable.durable_now())
+      and (d.expires_at is null or d.expires_at > (select durable.durable_now()))
       and d.kind = any (array(select t.kind from terms t))
+      and not exists (select from paused p where p.name = case p.what when 'queue' then d.queue else d.kind end)
+      and (d.ordering_key is null
+          or not durable.is_behind(d.id, d.ordering_key, d.created_at, d.attempts > 0, (select durable.durable_now())))
     order by d.due_at, d.created_at
     limit :limit
     for no key update skip locked
@@ -82,7 +101,8 @@ taken as (
         waiting_for = null
     from candidate c, clock, terms t
     where d.id = c.id and t.kind = d.kind
-    returning d.id, d.kind, d.fence, d.interruptions, d.max_attempts, d.max_interruptions, d.deadline_at, d.due_at, d.created_at,
+    returning d.id, d.kind, d.fence, d.interruptions, d.max_attempts, d.max_interruptions, d.deadline_at, d.ordering_key,
+        d.due_at, d.created_at,
         d.attempts - d.interruptions - d.shutdowns - d.snoozes as attempt,
         cast(d.arguments as text) as arguments
 )
@@ -192,81 +212,6 @@ journalled as (
     where cast(:late as boolean)
 )
 select 1 / count(*) as settled from settled
-
--- name: release
--- before: processing, or pending after a reap, under this fence, unsettled
--- after:  pending and due later, or failed, or dead; the error kept, the claim settled, one failure, interruption,
---         shutdown or snooze counted; an interruption that a reap booked for the same claim is taken back
--- locks:  the row, in a CTE before its state is judged; no row back means the claim was lost
-with bounds as materialized (
-    select set_config('lock_timeout', :lock_timeout, true) as set
-),
-locked as materialized (
-    select d.id, d.state, d.error_code, d.lease_expires_at
-    from bounds b, durable.deliveries d
-    where d.id = cast(:id as uuid)
-      and d.fence = :fence
-      and d.settled_fence < :fence
-      and d.state in ('processing', 'pending')
-    for no key update of d
-),
-clock as materialized (
-    select durable.durable_now() as now from (select count(*) from locked) as after_the_lock
-),
-released as (
-    update durable.deliveries d
-    set state = :to_state,
-        settled_fence = :fence,
-        interruptions = d.interruptions + cast(:counted = 'interruption' as integer)
-            - cast(l.state = 'pending' and l.error_code in ('CLAIM_EXPIRED', 'CHILD_LOST') as integer),
-        shutdowns = d.shutdowns + cast(:counted = 'shutdown' as integer)
-            - cast(l.state = 'pending' and l.error_code = 'SHUTDOWN' as integer),
-        snoozes = d.snoozes + cast(:counted = 'snooze' as integer),
-        due_at = case when :to_state = 'pending'
-            then clock.now + make_interval(secs => :delay_seconds) else d.due_at end,
-        hint_at = case when :to_state = 'pending'
-            then clock.now + make_interval(secs => :delay_seconds) else d.hint_at end,
-        finished_at = case when :to_state = 'pending' then null else clock.now end,
-        waiting_for = :waiting_for,
-        held_reason = null,
-        error_code = :error_code,
-        error_message = :error_message,
-        owner = null,
-        lease_expires_at = null,
-        deadline_at = null
-    from locked l, clock
-    where d.id = l.id
-    returning d.id, d.state, d.fence, d.attempts, d.owner_host, d.owner_pid, d.due_at,
-        l.state as from_state, l.lease_expires_at as lease_before
-),
-journalled as (
-    insert into durable.journal
-        (row_id, contract, move, from_state, to_state, fence, attempt, owner, reason, facts, lease_before)
-    select r.id,
-        'delivery', cast(:move as text) || case when r.from_state = 'pending' then ' late' else '' end,
-        r.from_state, r.state, r.fence, r.attempts,
-        r.owner_host || ':' || r.owner_pid, cast(:error_code as text),
-        jsonb_build_object('error', cast(:error_message as text), 'due_at', r.due_at),
-        r.lease_before
-    from released r
-    -- A row may be put off every minute until the right worker is deployed; the history keeps the first.
-    where cast(:move as text) <> 'postpone' or not exists (
-        select from durable.journal j
-        where j.row_id = r.id and j.move = 'postpone' and j.reason = cast(:error_code as text))
-)
-select r.state, r.due_at from released r
-
--- name: resolve
--- before: a COMMIT whose answer was lost, or any doubt about who has the row
--- after:  nothing changes; the answer waits until the doubtful transaction has ended
--- locks:  the row, briefly: whoever still commits it is waited for, as long as the lock timeout allows
-with bounds as materialized (
-    select set_config('lock_timeout', :lock_timeout, true) as set
-)
-select d.fence, d.settled_fence, d.state, d.due_at
-from bounds b, durable.deliveries d
-where d.id = cast(:id as uuid)
-for no key update of d
 
 -- name: current
 -- The fence that refused us, for a sentence; nothing is locked.

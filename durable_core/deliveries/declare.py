@@ -19,7 +19,7 @@ from durable_core.claims.claim import Claim
 from durable_core.claims.heartbeat import Held
 from durable_core.claims.session import Effect, StepTransaction
 from durable_core.database.transactions import AsyncTransaction, Transaction, achecked, checked
-from durable_core.deliveries.enqueue import New, Ref, aenqueue_new, enqueue_new
+from durable_core.deliveries.enqueue import aenqueue_new, enqueue_new
 from durable_core.deliveries.options import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_MAX_INTERRUPTIONS,
@@ -34,6 +34,8 @@ from durable_core.deliveries.options import (
     is_queue,
     is_whole,
 )
+from durable_core.deliveries.read import Delivery
+from durable_core.deliveries.rows import New, Ref
 from durable_core.errors import DefinitionError
 from durable_core.kinds import Registry, checked_name
 from durable_core.retry import LONGEST_DELAY_SECONDS, Backoff
@@ -161,12 +163,26 @@ class AsyncStep(Step):
         raise AttributeError("an async handler asks `await step.session.connection()`")
 
 
+DeadHook = Callable[[Session, Delivery], object]
+"""Called with the session of the move and the delivery as it died."""
+
+_Errors = type[BaseException] | tuple[type[BaseException], ...]
+
+
+def _errors(kind: str, option: str, given: _Errors) -> tuple[type[BaseException], ...]:
+    errors = given if isinstance(given, tuple) else (given,)
+    if not all(isinstance(error, type) and issubclass(error, Exception) for error in errors):
+        raise DefinitionError(f"kind {kind!r}: {option} is an exception class or a tuple of them; got {given!r}.")
+    return errors
+
+
 class DeliveryKind(Generic[P, R]):
     """A declared kind. Calling it runs the handler in place, as plain Python; `enqueue` makes it durable."""
 
     def __init__(
         self, name: str, handler: Callable[Concatenate[S, P], R], *, queue: str, max_attempts: int,
         max_interruptions: int, backoff: Backoff, timeout: float, priority: int, formerly: Sequence[str] = (),
+        ordering: str = "loose", retry_on: _Errors = (Exception,), give_up_on: _Errors = (),
     ) -> None:  # fmt: skip
         self.name = checked_name(name)
         if isinstance(formerly, str) or not isinstance(formerly, Sequence):
@@ -176,6 +192,8 @@ class DeliveryKind(Generic[P, R]):
         self.queue, self.priority = queue, priority
         self.max_attempts, self.max_interruptions = max_attempts, max_interruptions
         self.backoff, self.timeout = backoff, timeout
+        self.retry_on, self.give_up_on = _errors(name, "retry_on", retry_on), _errors(name, "give_up_on", give_up_on)
+        self.dead_hook: DeadHook | None = None
         self.signature = Signature(name, handler)
         self.is_async = inspect.iscoroutinefunction(handler)
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
@@ -195,6 +213,9 @@ class DeliveryKind(Generic[P, R]):
         seconds = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if not seconds or not 0 < timeout <= LONGEST_DELAY_SECONDS:
             raise DefinitionError(f"kind {name!r}: a timeout is more than 0 seconds and at most a year.")
+        if ordering not in ("loose", "strict"):
+            raise DefinitionError(f"kind {name!r}: ordering is 'loose' or 'strict'; got {ordering!r}.")
+        self.is_strict = ordering == "strict"
         if not isinstance(backoff, Backoff):
             raise DefinitionError(f"kind {name!r}: backoff is a Backoff(...); got {type(backoff).__name__}.")
 
@@ -218,11 +239,35 @@ class DeliveryKind(Generic[P, R]):
         """
         The same kind with options for one delivery.
 
-        `key` names one intention, unique per kind while its row is kept; `countdown` (seconds
-        or timedelta) or `eta` (aware datetime) delays it; `queue` and `priority` (0 is most
-        urgent) override the kind's. Raises InvalidOption.
+        `key` names one intention, unique per kind while its row is kept; `key_policy` says what
+        a second one under it becomes: `return_first`, `raise`, `replace` or `debounce`.
+        `countdown` (seconds or timedelta) or `eta` (aware datetime) delays it; `expires` (the
+        same) is when it has lost its use, unless it has begun. `ordering_key`: deliveries with
+        the same one, of whatever kind, run one at a time, oldest committed first. `queue` and
+        `priority` (0 is most urgent) override the kind's. Raises InvalidOption.
         """
         return Prepared(self, Placement.of(self.name, options))
+
+    def gives_up_on(self, error: BaseException) -> bool:
+        """Whether this exception of the handler ends the delivery at once, whatever budget remains."""
+        # What is no Exception, such as a time limit of a library, says nothing about the work.
+        unwanted = isinstance(error, Exception) and not isinstance(error, self.retry_on)
+        return unwanted or isinstance(error, self.give_up_on)
+
+    def on_dead(self, hook: DeadHook) -> DeadHook:
+        """
+        Run `hook(session, delivery)` in the transaction in which a delivery of this kind dies: a decorator.
+
+        What it writes commits together with that move, once, whether the last attempt failed or the last worker was
+        lost. It must not talk to anything but its session. What it raises is undone, logged (`on_dead_failed`) and
+        journalled, and the delivery is dead all the same. The hole: where a sweep finds the lost worker, and its
+        process does not declare this kind, nothing can be run (`on_dead_not_run`): have the modules with your kinds
+        imported wherever `durable.control` is read. Raises DefinitionError for a second hook.
+        """
+        if self.dead_hook is not None or not callable(hook) or inspect.iscoroutinefunction(hook):
+            raise DefinitionError(f"kind {self.name!r}: on_dead takes one plain function, once.")
+        self.dead_hook = hook
+        return hook
 
     def __repr__(self) -> str:
         return f"<delivery {self.name}>"
@@ -242,7 +287,9 @@ class Prepared(Generic[P]):
         With a `key`: the same arguments give the first row back (`ref.created` is False);
         other arguments raise IdempotencyConflict; a twin that another open transaction is
         writing raises KeyInFlight after 50 ms at most. None of these writes anything or
-        ends the caller's transaction.
+        ends the caller's transaction. Another `key_policy`: `raise` raises KeyTaken; `replace`
+        and `debounce` give the waiting row this call's arguments (`ref.replaced`), and where it
+        has begun, its key to a new row.
         """
         return enqueue_new(checked(tx), self.new(*args, **kwargs))
 
@@ -269,6 +316,9 @@ def delivery(
     timeout: float = 300.0,
     priority: int = DEFAULT_PRIORITY,
     formerly: Sequence[str] = (),
+    ordering: str = "loose",
+    retry_on: _Errors = (Exception,),
+    give_up_on: _Errors = (),
 ) -> Callable[[Callable[Concatenate[S, P], R]], DeliveryKind[P, R]]:
     """
     Declare a kind of delivery: `handler(step, ...)` runs at least once per delivery, until it returns.
@@ -279,7 +329,11 @@ def delivery(
 
     `max_attempts` counts failures; `max_interruptions` lost workers; `timeout` is seconds for
     one attempt. `formerly` are names the kind had before: rows enqueued under them are carried
-    out too, under their own name, key and `step.key`. Raises DefinitionError when the declaration cannot work.
+    out too, under their own name, key and `step.key`.
+
+    An exception in `give_up_on`, or in none of `retry_on`, fails the delivery at once; `Retry`, `Snooze` and `GiveUp`
+    go before both. `ordering="strict"` keeps what comes after a failed or dead delivery of the same `ordering_key`
+    waiting until a person acts. Raises DefinitionError when the declaration cannot work.
     """
 
     if callable(name):
@@ -289,6 +343,7 @@ def delivery(
         kind = DeliveryKind(
             name, handler, queue=queue, max_attempts=max_attempts, max_interruptions=max_interruptions,
             backoff=Backoff() if backoff is None else backoff, timeout=timeout, priority=priority, formerly=formerly,
+            ordering=ordering, retry_on=retry_on, give_up_on=give_up_on,
         )  # fmt: skip
         registry.add(kind)
         return kind

@@ -5,25 +5,18 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import chain
-from typing import Protocol, TypeAlias, Unpack
+from typing import Unpack
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from uuid_utils.compat import uuid7
 
 from durable_core import kinds, wakes
-from durable_core.arguments import by_name, digest, packed_freely
+from durable_core.arguments import by_name, packed_freely
 from durable_core.database.statements import Statement, beside, current_schema
 from durable_core.database.transactions import (
     DATABASE_ERRORS,
-    LOCK_TIMEOUT,
-    RELEASE_SAVEPOINT,
-    ROLLBACK_TO_SAVEPOINT,
-    SAVEPOINT,
     AsyncTransaction,
-    Row,
     Steps,
     Transaction,
     acarried,
@@ -32,22 +25,16 @@ from durable_core.database.transactions import (
     checked,
     sqlstate,
 )
+from durable_core.deliveries.keys import undone, write_keyed
 from durable_core.deliveries.options import (
-    DEFAULT_MAX_ATTEMPTS,
-    DEFAULT_MAX_INTERRUPTIONS,
-    DEFAULT_PRIORITY,
-    DEFAULT_QUEUE,
     Options,
     Placement,
 )
-from durable_core.errors import DurableError, IdempotencyConflict, InvalidArguments, KeyInFlight, SchemaBehind
+from durable_core.deliveries.rows import Elsewhere, New, Ref
+from durable_core.errors import IdempotencyConflict, InvalidArguments, SchemaBehind
 from durable_core.kinds import checked_name
-from durable_core.states import DeliveryState
 
 _statements = beside(__file__)
-
-KEY_WAIT = "50ms"
-"""How long an enqueue waits for another open transaction that is writing the same key; design, section 4."""
 
 BATCH = 1000
 """Rows of `enqueue_many` in one statement."""
@@ -60,103 +47,6 @@ MISSING = ("42P01", "3F000")
 SAVEPOINT_OF_ALL = Statement("savepoint_of_all", "savepoint durable_enqueue_many")
 RELEASE_OF_ALL = Statement("release_of_all", "release savepoint durable_enqueue_many")
 ROLLBACK_OF_ALL = Statement("rollback_of_all", "rollback to savepoint durable_enqueue_many")
-
-_TRIES_FOR_A_KEY = 3
-
-
-@dataclass(frozen=True)
-class Ref:
-    """
-    A delivery by its id. `created` is False when the key already named this row.
-
-    `state` is what this transaction saw; read it anew with `deliveries.get`.
-    """
-
-    id: str
-    kind: str
-    created: bool
-    state: DeliveryState = DeliveryState.PENDING
-
-
-class Defaults(Protocol):
-    """What a delivery has where its options say nothing: a declared kind, or one whose code is not here."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def queue(self) -> str: ...
-
-    @property
-    def priority(self) -> int: ...
-
-    @property
-    def max_attempts(self) -> int: ...
-
-    @property
-    def max_interruptions(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class _Elsewhere:
-    """A kind whose code is not in this process."""
-
-    name: str
-    queue: str = DEFAULT_QUEUE
-    priority: int = DEFAULT_PRIORITY
-    max_attempts: int = DEFAULT_MAX_ATTEMPTS
-    max_interruptions: int = DEFAULT_MAX_INTERRUPTIONS
-
-
-@dataclass(frozen=True)
-class New:
-    """A row to be: checked, not yet written. `arguments` is their canonical text."""
-
-    kind: str
-    queue: str
-    priority: int
-    key: str | None
-    delay_seconds: float
-    eta: datetime | None
-    arguments: str = field(repr=False)
-    max_attempts: int
-    max_interruptions: int
-
-    @staticmethod
-    def of(kind: Defaults, placement: Placement, arguments: str) -> New:
-        return New(
-            kind=kind.name,
-            queue=placement.queue or kind.queue,
-            priority=kind.priority if placement.priority is None else placement.priority,
-            key=placement.key,
-            delay_seconds=placement.delay_seconds,
-            eta=placement.eta,
-            arguments=arguments,
-            max_attempts=kind.max_attempts,
-            max_interruptions=kind.max_interruptions,
-        )
-
-    def row(self, row_id: str) -> dict[str, object]:
-        return {
-            "id": row_id,
-            "kind": self.kind,
-            "queue": self.queue,
-            "priority": self.priority,
-            "key": self.key,
-            "arguments": self.arguments,
-            "digest": digest(self.arguments),
-            "max_attempts": self.max_attempts,
-            "max_interruptions": self.max_interruptions,
-            "delay_seconds": self.delay_seconds,
-            "eta": None if self.eta is None else self.eta.isoformat(),
-        }
-
-    def hint(self, row_id: str) -> wakes.Hint:
-        return wakes.Hint(self.kind, row_id, self.queue, self.priority)
-
-    @property
-    def due_now(self) -> bool:
-        return self.delay_seconds == 0 and self.eta is None
 
 
 def enqueue_new(tx: Transaction, new: New) -> Ref:
@@ -210,7 +100,7 @@ def _named(kind: str, arguments: Mapping[str, object], options: Options) -> New:
     if declared is not None:
         new: New = declared.options(**options).new(**arguments)
         return new
-    return New.of(_Elsewhere(name), Placement.of(name, options), packed_freely(name, arguments))
+    return New.of(Elsewhere(name), Placement.of(name, options), packed_freely(name, arguments))
 
 
 def _batches(rows: Iterable[New]) -> Iterator[list[New]]:
@@ -287,7 +177,7 @@ def _all_written(batches: Iterator[list[New]], hints: deque[wakes.Hint]) -> Step
             refs.extend(written)
             hints.extend(_hints(batch, written))
     except Exception as error:
-        yield from _undone(error, ROLLBACK_OF_ALL, RELEASE_OF_ALL)
+        yield from undone(error, ROLLBACK_OF_ALL, RELEASE_OF_ALL)
         if isinstance(error, IdempotencyConflict) and any(ref.id == error.row_id and ref.created for ref in refs):
             raise IdempotencyConflict(error.kind, error.key, None) from None
         raise
@@ -300,7 +190,7 @@ def _written(news: list[New]) -> Steps[list[Ref]]:
     refs: dict[int, Ref] = {}
     keyed = [(index, new) for index, new in enumerate(news) if new.key is not None]
     if keyed:
-        refs.update((yield from _keyed(keyed)))
+        refs.update((yield from write_keyed(keyed)))
     plain = [(index, new) for index, new in enumerate(news) if new.key is None]
     if plain:
         ids = {index: str(uuid7()) for index, _ in plain}
@@ -311,89 +201,3 @@ def _written(news: list[New]) -> Steps[list[Ref]]:
 
 def _hints(news: list[New], refs: list[Ref]) -> list[wakes.Hint]:
     return [new.hint(ref.id) for new, ref in zip(news, refs, strict=True) if ref.created and new.due_now]
-
-
-_Name: TypeAlias = tuple[str, str]
-"""A kind and a key: one intention."""
-
-
-def _keyed(keyed: list[tuple[int, New]]) -> Steps[dict[int, Ref]]:
-    """
-    Insert what is new and read what was there, inside one savepoint.
-
-    The insert waits for a twin that is still uncommitted, so it runs under a lock timeout of
-    its own; and every refusal rolls back to the savepoint, so that it writes nothing and
-    leaves the caller's transaction as it was. Twins within one call are one row: the first is
-    `created`, the others get it back; with other arguments they are refused before any statement.
-    """
-    wanted: dict[_Name, New] = {}
-    for _, new in keyed:
-        twin = wanted.setdefault((new.kind, str(new.key)), new)
-        if twin.arguments != new.arguments:
-            raise IdempotencyConflict(new.kind, str(new.key), None)
-    new_ids = {name: str(uuid7()) for name in wanted}
-    yield SAVEPOINT, {}
-    try:
-        found = yield from _insert_or_find(wanted, new_ids)
-    except Exception as error:
-        yield from _undone(error, ROLLBACK_TO_SAVEPOINT, RELEASE_SAVEPOINT)
-        if sqlstate(error) == LOCK_TIMEOUT:
-            raise KeyInFlight(*min(wanted), among=len(wanted)) from None
-        raise
-    yield RELEASE_SAVEPOINT, {}
-    refs: dict[int, Ref] = {}
-    told: set[_Name] = set()
-    for index, new in keyed:
-        name = (new.kind, str(new.key))
-        if name in found:
-            there = found[name]
-            refs[index] = Ref(there["id"], new.kind, created=False, state=DeliveryState(there["state"]))
-        else:
-            refs[index] = Ref(new_ids[name], new.kind, created=name not in told)
-            told.add(name)
-    return refs
-
-
-def _undone(error: Exception, rollback: Statement, release: Statement) -> Steps[None]:
-    """
-    Roll back to the savepoint and remove it, which a rollback alone does not.
-
-    A refusal promises a transaction that is alive, so there a rollback that fails is the news.
-    After any other error, such as a connection that died, the first is, and it is not hidden by a second.
-    """
-    try:
-        yield rollback, {}
-        yield release, {}
-    except Exception:
-        if isinstance(error, DurableError) or sqlstate(error) == LOCK_TIMEOUT:
-            raise
-
-
-def _insert_or_find(wanted: dict[_Name, New], new_ids: dict[_Name, str]) -> Steps[dict[_Name, Row]]:
-    """Insert under the new ids what is free; the rows of the other names. Raises IdempotencyConflict, KeyInFlight."""
-    rows = json.dumps([new.row(new_ids[name]) for name, new in wanted.items()])
-    inserted: set[str] = set()
-    found: dict[_Name, Row] = {}
-    callers_timeout: str | None = None
-    for _ in range(_TRIES_FOR_A_KEY):
-        (answer,) = yield _statements.insert_keyed, {"rows": rows, "lock_timeout": KEY_WAIT}
-        callers_timeout = callers_timeout if callers_timeout is not None else answer["was"]
-        inserted.update(answer["inserted"])
-        missing = [name for name in wanted if new_ids[name] not in inserted]
-        # No row back from the insert: the key is there. A second statement, with a newer
-        # snapshot, sees it, unless its row was deleted in between: then the insert is due again.
-        found = {}
-        if missing:
-            keys = json.dumps([{"kind": kind, "key": key} for kind, key in missing])
-            there = yield _statements.keyed, {"keys": keys}
-            found = {(row["kind"], row["key"]): row for row in there}
-        if len(found) == len(missing):
-            break
-    else:
-        unseen = [name for name in missing if name not in found]
-        raise KeyInFlight(*min(unseen), among=len(unseen))
-    yield _statements.restore_bound, {"was": callers_timeout}
-    for name, row in found.items():
-        if row["digest"] != digest(wanted[name].arguments):
-            raise IdempotencyConflict(*name, row["id"])
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any, TypedDict
 
 from durable_core.errors import InvalidOption
@@ -23,12 +24,31 @@ EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo
 """Due times beyond are refused by the database, or unreadable in Python."""
 
 
+class KeyPolicy(StrEnum):
+    """What becomes of a second delivery under a key that is taken."""
+
+    RETURN_FIRST = "return_first"
+    """The first is given back; other arguments are refused. For an intention that must happen once."""
+    RAISE = "raise"
+    """It is refused, whatever its arguments."""
+    REPLACE = "replace"
+    """While the first waits, it takes the new arguments and keeps its turn. For "bring this up to date"."""
+    DEBOUNCE = "debounce"
+    """The same, and its due time is counted anew: it runs once it was left alone for the countdown."""
+
+
+NEWEST_WINS = (KeyPolicy.REPLACE, KeyPolicy.DEBOUNCE)
+
+
 class Options(TypedDict, total=False):
     """How one delivery differs from its kind's defaults."""
 
     key: str | None
+    key_policy: str
     countdown: float | timedelta
     eta: datetime
+    expires: float | timedelta | datetime
+    ordering_key: str | None
     queue: str
     priority: int
 
@@ -45,6 +65,10 @@ class Placement:
     eta: datetime | None = None
     queue: str | None = None
     priority: int | None = None
+    key_policy: KeyPolicy = KeyPolicy.RETURN_FIRST
+    expires_seconds: float | None = None
+    expires_at: datetime | None = None
+    ordering_key: str | None = None
 
     @staticmethod
     def of(kind: str, options: Mapping[str, Any]) -> Placement:
@@ -53,16 +77,22 @@ class Placement:
             if name not in _KNOWN:
                 raise InvalidOption(kind, name, f"there is no such option; there are {', '.join(sorted(_KNOWN))}")
         key, eta, queue, priority = (options.get(name) for name in ("key", "eta", "queue", "priority"))
-        if key is not None and not (isinstance(key, str) and _is_plain(key) and 0 < len(key.encode()) <= 1000):
-            raise InvalidOption(kind, "key", "a key is text of 1 to 1,000 bytes without control characters")
+        ordering_key, expires = options.get("ordering_key"), options.get("expires")
+        for name, text in (("key", key), ("ordering_key", ordering_key)):
+            if text is not None and not (isinstance(text, str) and _is_plain(text) and 0 < len(text.encode()) <= 1000):
+                raise InvalidOption(kind, name, "a key is text of 1 to 1,000 bytes without control characters")
         if eta is not None and "countdown" in options:
             raise InvalidOption(kind, "eta", "give countdown or eta, not both")
-        eta = None if eta is None else _in_utc(kind, eta)
+        eta = None if eta is None else in_utc(kind, "eta", eta)
+        policy = _policy(kind, options)
+        expires_at = in_utc(kind, "expires", expires) if isinstance(expires, datetime) else None
+        expires_seconds = None if expires is None or expires_at else seconds_of(kind, "expires", expires)
         if queue is not None and not is_queue(queue):
             raise InvalidOption(kind, "queue", QUEUE_RULE)
         if priority is not None and not is_whole(priority, MOST_URGENT, LEAST_URGENT):
             raise InvalidOption(kind, "priority", "a priority is a whole number from 0 (most urgent) to 9")
-        return Placement(key, _seconds(kind, options.get("countdown", 0)), eta, queue, priority)
+        delay = seconds_of(kind, "countdown", options.get("countdown", 0))
+        return Placement(key, delay, eta, queue, priority, policy, expires_seconds, expires_at, ordering_key)
 
 
 SWEEPS_QUEUE = "control"
@@ -97,17 +127,31 @@ def _is_plain(text: str) -> bool:
     return text.isprintable()
 
 
-def _in_utc(kind: str, eta: object) -> datetime:
+def _policy(kind: str, options: Mapping[str, Any]) -> KeyPolicy:
+    if "key_policy" not in options:
+        return KeyPolicy.RETURN_FIRST
+    try:
+        policy = KeyPolicy(options["key_policy"])
+    except ValueError:
+        raise InvalidOption(kind, "key_policy", f"it is one of {', '.join(KeyPolicy)}") from None
+    if options.get("key") is None:
+        raise InvalidOption(kind, "key_policy", "it says what a key means; give the key as well")
+    if policy is KeyPolicy.DEBOUNCE and not options.get("countdown"):
+        raise InvalidOption(kind, "key_policy", "a debounce needs the countdown that starts anew with each call")
+    return policy
+
+
+def in_utc(kind: str, option: str, instant: object) -> datetime:
     """In UTC, for Postgres reads no offset with fractions of a second, and Python may have one without an offset."""
-    if not isinstance(eta, datetime) or eta.tzinfo is None or eta.utcoffset() is None:
-        raise InvalidOption(kind, "eta", "an eta is a datetime with a time zone")
-    if not EARLIEST <= eta < LATEST:
-        raise InvalidOption(kind, "eta", "an eta lies between the years 1970 and 9000, in UTC")
-    return eta.astimezone(UTC)
+    if not isinstance(instant, datetime) or instant.tzinfo is None or instant.utcoffset() is None:
+        raise InvalidOption(kind, option, "an instant is a datetime with a time zone")
+    if not EARLIEST <= instant < LATEST:
+        raise InvalidOption(kind, option, "an instant lies between the years 1970 and 9000, in UTC")
+    return instant.astimezone(UTC)
 
 
-def _seconds(kind: str, countdown: object) -> float:
-    seconds = countdown.total_seconds() if isinstance(countdown, timedelta) else countdown
+def seconds_of(kind: str, option: str, duration: object) -> float:
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_DELAY_SECONDS:
-        raise InvalidOption(kind, "countdown", "a countdown is 0 seconds to one year, or a timedelta")
+        raise InvalidOption(kind, option, "it is 0 seconds to one year, or a timedelta")
     return float(seconds)

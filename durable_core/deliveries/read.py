@@ -41,9 +41,11 @@ class Delivery:
     queue: str
     priority: int
     key: str | None
+    ordering_key: str | None
     arguments: dict[str, Any] = field(repr=False)
     state: DeliveryState
     due_at: datetime
+    expires_at: datetime | None
     fence: int
     settled_fence: int
     attempts: int
@@ -66,6 +68,7 @@ class Delivery:
     result: Any
     created_at: datetime
     finished_at: datetime | None
+    discarded_at: datetime | None
 
     @property
     def failures(self) -> int:
@@ -169,7 +172,7 @@ def queues(tx: Transaction) -> list[QueueLine]:
 
 
 def ended(tx: Transaction) -> dict[str, int]:
-    """How many deliveries are dead and failed; counts stop at COUNT_LIMIT."""
+    """How many deliveries are dead and failed, and not discarded; counts stop at COUNT_LIMIT."""
     return dict(run(checked(tx), _statements.ended, count_limit=COUNT_LIMIT)[0])
 
 

@@ -1,19 +1,19 @@
 -- name: get
-select cast(d.id as text) as id, d.kind, d.queue, d.priority, d.key, cast(d.arguments as text) as arguments, d.state,
-    d.due_at, d.fence, d.settled_fence, d.attempts, d.interruptions, d.shutdowns, d.snoozes,
+select cast(d.id as text) as id, d.kind, d.queue, d.priority, d.key, d.ordering_key, cast(d.arguments as text) as arguments, d.state,
+    d.due_at, d.expires_at, d.fence, d.settled_fence, d.attempts, d.interruptions, d.shutdowns, d.snoozes,
     d.max_attempts, d.max_interruptions, d.owner, d.owner_pid, d.owner_host, d.claimed_at, d.beat_at,
     d.lease_expires_at, d.deadline_at, d.waiting_for, d.held_reason, d.error_code, d.error_message,
-    cast(d.result as text) as result, d.created_at, d.finished_at
+    cast(d.result as text) as result, d.created_at, d.finished_at, d.discarded_at
 from durable.deliveries d
 where d.id = cast(:id as uuid)
 
 -- name: page
 -- Newest first, by key; `after` is the id of the last row of the page before.
-select cast(d.id as text) as id, d.kind, d.queue, d.priority, d.key, cast(d.arguments as text) as arguments, d.state,
-    d.due_at, d.fence, d.settled_fence, d.attempts, d.interruptions, d.shutdowns, d.snoozes,
+select cast(d.id as text) as id, d.kind, d.queue, d.priority, d.key, d.ordering_key, cast(d.arguments as text) as arguments, d.state,
+    d.due_at, d.expires_at, d.fence, d.settled_fence, d.attempts, d.interruptions, d.shutdowns, d.snoozes,
     d.max_attempts, d.max_interruptions, d.owner, d.owner_pid, d.owner_host, d.claimed_at, d.beat_at,
     d.lease_expires_at, d.deadline_at, d.waiting_for, d.held_reason, d.error_code, d.error_message,
-    cast(d.result as text) as result, d.created_at, d.finished_at
+    cast(d.result as text) as result, d.created_at, d.finished_at, d.discarded_at
 from durable.deliveries d
 where (cast(:ids as uuid[]) is null or d.id = any (cast(:ids as uuid[])))
   and (cast(:after as uuid) is null or d.id < cast(:after as uuid))
@@ -97,10 +97,12 @@ order by oldest_due_at nulls last, n.queue
 -- What a person must look at, counted up to a limit.
 select
     (select count(*) from (
-        select from durable.deliveries d where d.state in ('dead', 'failed') and d.state = 'dead' limit :count_limit
+        select from durable.deliveries d
+        where d.state in ('dead', 'failed') and d.state = 'dead' and d.discarded_at is null limit :count_limit
     ) as dead) as dead,
     (select count(*) from (
-        select from durable.deliveries d where d.state in ('dead', 'failed') and d.state = 'failed' limit :count_limit
+        select from durable.deliveries d
+        where d.state in ('dead', 'failed') and d.state = 'failed' and d.discarded_at is null limit :count_limit
     ) as failed) as failed
 
 -- name: now

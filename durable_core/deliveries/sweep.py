@@ -20,6 +20,7 @@ from durable_core.database.connections import Database
 from durable_core.database.statements import Statement, beside
 from durable_core.database.transactions import CANCELED, Row, is_infrastructure, run, said, sqlstate
 from durable_core.deliveries.declare import registry
+from durable_core.deliveries.ended import tell_dead
 from durable_core.errors import NotInstalled
 from durable_core.retry import Backoff, Verdict, after_failure, after_interruption, rescue_seconds
 from durable_core.states import DeliveryState
@@ -33,7 +34,10 @@ rest. No named statement, for it cannot be prepared."""
 
 HINTS_PER_QUEUE = 1000
 """Most hints that dispatch lets lie in one queue; rows beyond are hinted as these are worked off."""
+IDLE_SECONDS = 5.0
+"""A due row that nobody may take now, paused or behind another of its line, is looked at again after so long."""
 REAP_LIMIT = 500
+EXPIRE_LIMIT = 1000
 PRUNE_LIMIT = 1000
 PRUNE_SECONDS = 10.0
 """One run of the prune sweep begins no further batch after so long: the sweeps of rescue share its worker."""
@@ -57,13 +61,15 @@ def pick(connection: Connection, depths: Mapping[str, int], cap: int = HINTS_PER
     rows = run(connection, _statements.unhinted, depths=wanted)
 
     def mark(some: list[Row]) -> list[Row]:
-        run(connection, _statements.mark, ids=[row["id"] for row in some])
+        idle = [row["id"] for row in some if row["idle"]]
+        run(connection, _statements.mark, ids=[row["id"] for row in some], idle=idle, idle_seconds=IDLE_SECONDS)
         return some
 
     marked = _each(connection, rows, mark, "dispatch", lambda row, error: _hold(connection, row, "pending", error))
     return [
         wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], row["attempt"], row["first"])
         for row in marked
+        if not row["idle"]
     ]
 
 
@@ -118,7 +124,7 @@ def reap(
     """
     with database.transaction() as connection:
         lapsed = run(connection, _statements.lapsed, limit=limit, heartbeat_seconds=heartbeat_seconds)
-        return _take_back(connection, lapsed, _FELL_SILENT, random)
+        return _take_back(database, connection, lapsed, _FELL_SILENT, random)
 
 
 def holding_pids(database: Database, owner: str) -> set[int]:
@@ -145,15 +151,21 @@ def give_back(
     """
     with database.transaction() as connection:
         owned = run(connection, _statements.owned, owner=owner, pids=list(pids))
-        return _take_back(connection, owned, _SHUT_DOWN if shutdown else _CHILD_DIED, random)
+        return _take_back(database, connection, owned, _SHUT_DOWN if shutdown else _CHILD_DIED, random)
 
 
-def _take_back(connection: Connection, rows: list[Row], cause: _Cause, random: Callable[[], float]) -> int:
+def _take_back(
+    database: Database, connection: Connection, rows: list[Row], cause: _Cause, random: Callable[[], float]
+) -> int:
     """Move rows that are locked in this transaction; how many moved. One that cannot be moved is held back."""
 
     def move(some: list[Row]) -> list[Row]:
         verdicts = json.dumps([_verdict(row, cause, random) for row in some])
-        return run(connection, _statements.reap, verdicts=verdicts, move=cause.move)
+        moved = run(connection, _statements.reap, verdicts=verdicts, move=cause.move)
+        for row in moved:
+            if row["state"] == DeliveryState.DEAD:
+                tell_dead(database, connection, row["kind"], row["id"])
+        return moved
 
     moved = _each(connection, rows, move, "reap", lambda row, error: _hold(connection, row, "processing", error))
     for row in moved:
@@ -229,15 +241,34 @@ def _hold(connection: Connection, row: Row, state: str, reason: str) -> None:
         log.error("row_not_held", extra=facts, exc_info=True)
 
 
+def expire(database: Database, *, limit: int = EXPIRE_LIMIT) -> int:
+    """
+    End waiting deliveries whose time to be useful is over, at most `limit`, the longest over first; how many moved.
+
+    One that is being carried out goes on; if it is to be tried again, it ends here. The next of its line is left to
+    dispatch.
+    """
+    with database.transaction() as connection:
+        overdue = run(connection, _statements.overdue, limit=limit)
+
+        def move(some: list[Row]) -> list[Row]:
+            return run(connection, _statements.expire, ids=[row["id"] for row in some])
+
+        moved = _each(connection, overdue, move, "expire", lambda row, error: _hold(connection, row, "pending", error))
+    return len(moved)
+
+
 def prune(database: Database, *, retention_seconds: float = RETENTION_SECONDS, limit: int = PRUNE_LIMIT) -> int:
     """
     Delete finished rows older than the retention, and then their history; at most `limit`, how many went.
 
     Sent, canceled and expired rows go, by the instant at which they ended; failed and dead
-    ones wait for a person. A deleted row's key may be used again. A row that the database
-    does not let go, for one of the host's still refers to it, is passed over.
+    ones wait for a person, and go by the instant at which one discarded them. A deleted row's
+    key may be used again. A row that the database does not let go, for one of the host's still
+    refers to it, is passed over.
     """
-    return _prune(database, retention_seconds, limit, _Pruned()).gone
+    gone = _prune(database, _statements.old, retention_seconds, limit, _Pruned()).gone
+    return gone + _prune(database, _statements.discarded, retention_seconds, limit - gone, _Pruned()).gone
 
 
 def prune_all(
@@ -248,10 +279,15 @@ def prune_all(
 
     A batch that takes longer than the host's statement time-out is tried again in smaller ones.
     """
-    so_far, limit, until = _Pruned(), PRUNE_LIMIT, time.monotonic() + seconds
+    until = time.monotonic() + seconds
+    return sum(_pruned(database, which, retention_seconds, until) for which in (_statements.discarded, _statements.old))
+
+
+def _pruned(database: Database, which: Statement, retention_seconds: float, until: float) -> int:
+    so_far, limit = _Pruned(), PRUNE_LIMIT
     while not so_far.all_of_it and time.monotonic() < until:
         try:
-            so_far = _prune(database, retention_seconds, limit, so_far)
+            so_far = _prune(database, which, retention_seconds, limit, so_far)
         except (DBAPIError, psycopg.Error) as error:
             if sqlstate(error) != CANCELED or limit == 1:
                 raise
@@ -269,12 +305,12 @@ class _Pruned:
     all_of_it: bool = False
 
 
-def _prune(database: Database, retention_seconds: float, limit: int, so_far: _Pruned) -> _Pruned:
+def _prune(database: Database, which: Statement, retention_seconds: float, limit: int, so_far: _Pruned) -> _Pruned:
     """One batch more, in a transaction of its own: a run that is killed has done what it did."""
     refused: list[str] = []
     with database.transaction() as connection:
         old = run(
-            connection, _statements.old, retention_seconds=retention_seconds, limit=limit,
+            connection, which, retention_seconds=retention_seconds, limit=limit,
             since=so_far.since, without=list(so_far.refused),
         )  # fmt: skip
 

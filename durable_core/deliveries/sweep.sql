@@ -25,13 +25,23 @@ where h.queue is not null
 
 -- name: unhinted
 -- before: due rows, and the number of hints that lie in each queue
--- after:  as many as bring each queue to min(due, cap), the longest unhinted first, for `mark` in the same transaction
+-- after:  as many as bring each queue to min(due, cap), the longest unhinted first, for `mark` in the same transaction;
+--         those that nobody may take now, for a pause or for one of their line that goes before them, as `idle`
 -- locks:  these rows, skipping what others hold
 with queue as materialized (
     select q.queue, q.depth, q.cap
     from jsonb_to_recordset(cast(:depths as jsonb)) as q (queue text, depth integer, cap integer)
+),
+paused as materialized (
+    select p.what, p.name
+    from durable.pauses p
+    where p.ended_at is null and (p.until is null or p.until > (select durable.durable_now()))
 )
-select cast(p.id as text) as id, p.fence, p.kind, q.queue, p.priority, p.first, p.attempt
+select cast(p.id as text) as id, p.fence, p.kind, q.queue, p.priority, p.first, p.attempt,
+    exists (select from paused s where s.name = case s.what when 'queue' then q.queue else p.kind end)
+    or (p.ordering_key is not null
+        and durable.is_behind(p.id, p.ordering_key, p.created_at, p.attempts > 0, (select durable.durable_now()))
+    ) as idle
 from queue q
 cross join lateral (
     select count(*) as rows
@@ -44,7 +54,7 @@ cross join lateral (
 cross join lateral (
     -- Never claimed nor hinted: this hint may go by the row's own id. A row that was due at once was hinted by
     -- its caller's commit, and two tasks of one id would hide each other in Flower.
-    select d.id, d.fence, d.kind, d.priority,
+    select d.id, d.fence, d.kind, d.priority, d.ordering_key, d.created_at, d.attempts,
         d.attempts = 0 and d.hint_at = d.due_at and d.due_at > d.created_at as first,
         d.attempts - d.interruptions - d.shutdowns - d.snoozes + 1 as attempt
     from durable.deliveries d
@@ -57,10 +67,11 @@ cross join lateral (
 
 -- name: mark
 -- before: locked by `unhinted` in this transaction
--- after:  hinted now, for other rows to have their turn; it decides nothing, so a lost mark costs one more hint
+-- after:  hinted now, for other rows to have their turn, and the idle ones looked at again a little later; it decides
+--         nothing, so a lost mark costs one more hint
 -- locks:  the rows, held already
 update durable.deliveries d
-set hint_at = clock.now
+set hint_at = clock.now + make_interval(secs => case when d.id = any (cast(:idle as uuid[])) then :idle_seconds else 0 end)
 from (
     select durable.durable_now() as now,
         -- A mark that a failover takes back costs one more hint; it does not wait for a standby.
@@ -177,6 +188,53 @@ insert into durable.journal (row_id, contract, move, from_state, to_state, fence
 select h.id,
     'delivery', 'hold', h.state, h.state, h.fence, h.attempts, cast(:reason as text)
 from held h
+
+-- name: overdue
+-- before: pending, its time to be useful over by the database's clock
+-- after:  locked, for `expire` in the same transaction; the longest over first
+-- locks:  the rows, skipping what others hold
+select cast(d.id as text) as id, d.fence, d.kind, d.ordering_key
+from durable.deliveries d
+where d.state = 'pending'
+  and d.held_reason is null
+  and d.expires_at <= (select durable.durable_now())
+order by d.expires_at
+limit :limit
+for no key update skip locked
+
+-- name: expire
+-- before: locked by `overdue` in this transaction
+-- after:  expired; the fence untouched, and nobody can report any more, for it is terminal
+-- locks:  the rows, held already
+with expired as (
+    update durable.deliveries d
+    set state = 'expired',
+        finished_at = clock.now,
+        waiting_for = null
+    from (select durable.durable_now() as now) as clock
+    where d.id = any (cast(:ids as uuid[])) and d.state = 'pending' and d.expires_at <= clock.now
+    returning d.id, d.fence, d.attempts, d.expires_at
+),
+journalled as (
+    insert into durable.journal (row_id, contract, move, from_state, to_state, fence, attempt, reason, facts)
+    select e.id, 'delivery', 'expire', 'pending', 'expired', e.fence, e.attempts, 'EXPIRED',
+        jsonb_build_object('expires_at', e.expires_at)
+    from expired e
+)
+select cast(e.id as text) as id from expired e
+
+-- name: discarded
+-- before: failed or dead, and discarded by a person longer ago than the retention
+-- after:  locked, for `prune` in the same transaction
+-- locks:  the rows, skipping what others hold
+select cast(d.id as text) as id, d.discarded_at as finished_at
+from durable.deliveries d
+where d.discarded_at <= (select durable.durable_now() - make_interval(secs => :retention_seconds))
+  and d.discarded_at >= coalesce(cast(:since as timestamptz), '-infinity')
+  and d.id <> all (cast(:without as uuid[]))
+order by d.discarded_at
+limit :limit
+for update skip locked
 
 -- name: old
 -- before: sent, canceled or expired, longer ago than the retention; by when it ended, not when it was created

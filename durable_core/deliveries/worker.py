@@ -23,6 +23,7 @@ class Outcome(StrEnum):
     DEAD = "dead"
     CLAIM_LOST = "claim lost"
     INTERRUPTED = "interrupted"
+    SNOOZED = "snoozed"
     WAITING = "waits for a handler that takes its arguments"
     UNAVAILABLE = "no answer from the database, will be hinted again"
     UNKNOWN = "unknown, left to its lease"

@@ -14,8 +14,8 @@ from durable_core.database.statements import beside
 from durable_core.database.transactions import Transaction, checked, run
 from durable_core.deliveries.attempt import claim_one
 from durable_core.deliveries.declare import DeliveryKind
-from durable_core.deliveries.enqueue import Ref
 from durable_core.deliveries.read import Delivery, get
+from durable_core.deliveries.rows import Ref
 from durable_core.states import TERMINAL, DeliveryState
 
 _statements = beside(__file__)

@@ -16,7 +16,8 @@ from durable_core.database.transactions import run
 from durable_core.deliveries import read
 from durable_core.deliveries.attempt import perform, perform_due
 from durable_core.deliveries.declare import DeliveryKind, Prepared, registry, terms
-from durable_core.deliveries.enqueue import New, Ref, enqueue_new
+from durable_core.deliveries.enqueue import enqueue_new
+from durable_core.deliveries.rows import New, Ref
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import GiveUp, Retry
 from durable_core.testing.databases import MovableClock

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from durable_core.database.environment import DATABASE_VARIABLE, REDIS_VARIABLE
+
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.orm import Session
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from durable_core.testing.worker import WorkerProcess
 
 APP_OPTION = "durable_app"
-DATABASE_VARIABLE, REDIS_VARIABLE = "DURABLE_DATABASE_URL", "DURABLE_REDIS_URL"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -40,6 +40,7 @@ def swept(engine: Engine) -> Callable[[str, float], None]:
 def all_swept(swept: Callable[[str, float], None]) -> None:
     swept("dispatch", 0)
     swept("reap", 1)
+    swept("expire", 5)
     swept("prune", 60)
 
 
@@ -99,7 +100,7 @@ def test_a_check_fails_when_the_oldest_due_row_is_too_old(
 ) -> None:
     make(queue="mail")
     clock.advance(seconds=400)
-    for name in ("dispatch", "reap", "prune"):
+    for name in ("dispatch", "reap", "expire", "prune"):
         swept(name, 0)
 
     result = durable("status", "--check", "--json")
@@ -114,6 +115,7 @@ def test_a_check_fails_when_the_oldest_due_row_is_too_old(
 def test_a_check_fails_when_a_sweep_is_three_intervals_late(durable: Run, swept: Callable[[str, float], None]) -> None:
     swept("dispatch", 0)
     swept("reap", 30)
+    swept("expire", 5)
     swept("prune", 60)
     result = durable("status", "--check")
     assert result.exit_code == 6

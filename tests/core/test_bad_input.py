@@ -95,7 +95,17 @@ CALLS = {
 
 OPTIONS = {
     "unknown": ({"delay": 5}, "delay"),
-    "expires": ({"expires": 5}, "expires"),
+    "priorty": ({"priorty": 5}, "priorty"),
+    "expires without a time zone": ({"expires": datetime(2030, 1, 1)}, "expires"),
+    "expires before now": ({"expires": -1}, "expires"),
+    "expires never": ({"expires": float("inf")}, "expires"),
+    "an empty ordering key": ({"ordering_key": ""}, "ordering_key"),
+    "an ordering key of two lines": ({"ordering_key": "a\nb"}, "ordering_key"),
+    "a long ordering key": ({"ordering_key": "é" * 501}, "ordering_key"),
+    "an ordering key that is a number": ({"ordering_key": 7}, "ordering_key"),
+    "a policy without a key": ({"key_policy": "raise"}, "key_policy"),
+    "an unknown policy": ({"key": "k", "key_policy": "newest"}, "key_policy"),
+    "a debounce without a countdown": ({"key": "k", "key_policy": "debounce"}, "key_policy"),
     "negative countdown": ({"countdown": -1}, "countdown"),
     "negative timedelta": ({"countdown": timedelta(seconds=-1)}, "countdown"),
     "huge countdown": ({"countdown": 10**12}, "countdown"),

@@ -143,13 +143,39 @@ def test_a_row_may_be_inserted_by_hand_when_it_is_as_enqueue_makes_it(conn):
 
 @pytest.mark.parametrize(
     "change",
-    ["kind = 'other'", "key = 'other'", f"digest = '{'1' * 64}'", "created_at = now()", "id = gen_random_uuid()"],
-)
+    [
+        "kind = 'other'", "key = 'other'", "key = null", f"digest = '{'1' * 64}'", "created_at = now()",
+        "id = gen_random_uuid()", "ordering_key = 'other'", "ordering_strict = true",
+    ],
+)  # fmt: skip
 def test_what_a_row_is_never_changes(conn, make, change):
     make(key="k")
     code, sentence = refused(conn, f"update durable.deliveries set {change}")
     assert code == "55000"
     assert "never changes" in sentence
+
+
+def test_the_arguments_of_a_waiting_row_change_under_a_new_fence_alone(conn, make):
+    """Whoever has the old ones, and was reaped, cannot report on the new ones."""
+    made = make()
+    other = "1" * 64
+    for fences in ("fence = 1", "fence = 2, settled_fence = 2", "fence = 0"):
+        code, sentence = refused(conn, f"update durable.deliveries set digest = '{other}', {fences}")
+        assert (code, "under a new fence" in sentence) == ("55000", True)
+    conn.execute(text(f"update durable.deliveries set digest = '{other}', fence = 1, settled_fence = 1"))
+    assert made.id
+
+
+@pytest.mark.parametrize("state", ["processing", "sent", "failed", "dead", "canceled", "expired"])
+def test_a_row_that_has_begun_may_give_up_its_key_and_its_arguments_stay(conn, make, state):
+    make(state=state, key="k")
+    code, sentence = refused(
+        conn, f"update durable.deliveries set digest = '{'1' * 64}', fence = fence + 1, settled_fence = fence + 1"
+    )
+    assert (code, "under a new fence" in sentence) == ("55000", True)
+    assert "never changes" in refused(conn, "update durable.deliveries set key = 'other'")[1]
+    assert conn.execute(text("update durable.deliveries set key = null")).rowcount == 1
+    assert "never changes" in refused(conn, "update durable.deliveries set key = 'k'")[1]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from durable_core.claims.claim import Holder
-from durable_core.deliveries import attempt, read, sweep
+from durable_core.deliveries import attempt, ended, read, sweep
 from durable_core.deliveries.declare import terms
 from durable_core.testing import create_database, drop_database, make_delivery, migrated
 
@@ -36,6 +36,9 @@ EXPECTED = {
     "owned": ("deliveries_processing", None, 500),
     "old": ("deliveries_finished", "finished_at", 10_000),
     "prune": ("deliveries_pkey", None, 10_000),
+    "overdue": ("deliveries_expiring", "expires_at", 20),
+    "discarded": ("deliveries_discarded", "discarded_at", 20),
+    "next_of_line": ("deliveries_line", "ordering_key", 20),
     "queues": ("deliveries_due", "due_at", 10_000),
     "ended": ("deliveries_dead", None, 50),
     "keep": ("deliveries_pkey", None, 2000),
@@ -125,12 +128,18 @@ def test_every_hot_statement_finds_its_rows_by_an_index_and_reads_no_more_than_i
             {"queue": "durable", "limit": 25, "terms": json.dumps(terms([kind])), **holder.parameters},
         ),
         "unhinted": (sweep._statements.unhinted, {"depths": depths}),
-        "mark": (sweep._statements.mark, {"ids": held}),
+        "mark": (sweep._statements.mark, {"ids": held, "idle": held[:2], "idle_seconds": 5}),
         "due_queues": (sweep._statements.due_queues, {}),
         "lapsed": (sweep._statements.lapsed, {"limit": 500, "heartbeat_seconds": 8.0}),
         "owned": (sweep._statements.owned, {"owner": "x", "pids": [1]}),
         "old": (sweep._statements.old, {"retention_seconds": 86400.0, "limit": 1000, "since": None, "without": []}),
         "prune": (sweep._statements.prune, {"ids": old}),
+        "overdue": (sweep._statements.overdue, {"limit": 1000}),
+        "discarded": (
+            sweep._statements.discarded,
+            {"retention_seconds": 0.0, "limit": 1000, "since": None, "without": []},
+        ),
+        "next_of_line": (ended._statements.next_of_line, {"ordering_key": "a line"}),
         "queues": (read._statements.queues, {"count_limit": 10_000}),
         "ended": (read._statements.ended, {"count_limit": 10_000}),
         "keep": (attempt._statements.keep, {"ids": held, "fences": [1] * 100, "lease_seconds": 30.0}),

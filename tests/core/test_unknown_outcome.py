@@ -11,7 +11,8 @@ from durable_core import Retry
 from durable_core.claims.claim import Holder
 from durable_core.database.commits import Resolved, resolve
 from durable_core.deliveries import sweep
-from durable_core.deliveries.attempt import Outcome, _statements, perform
+from durable_core.deliveries.attempt import Outcome, perform
+from durable_core.deliveries.report import _statements
 from tests.conftest import effects_of, record
 from tests.relay import COMMIT
 

@@ -20,7 +20,7 @@ from durable_core.celery_binding.settings import Settings
 from durable_core.claims.claim import Holder
 from durable_core.cli.main import main as durable_command
 from durable_core.database import environment
-from durable_core.deliveries import attempt, enqueue, options, sweep
+from durable_core.deliveries import attempt, keys, options, sweep
 from durable_core.deliveries.declare import DeliveryKind, delivery, registry
 from durable_core.deliveries.read import Delivery
 from durable_core.errors import DurableError
@@ -229,7 +229,7 @@ def test_the_numbers_of_the_contract_are_those_of_the_code(plain_kind: DeliveryK
         "max_interruptions": f"{plain_kind.max_interruptions}",
         "rescue delay": ", ".join(f"{seconds:g} s" for seconds in rescues),
         "rescue delay, most": f"{retry.RESCUE.cap:g} s",
-        "wait for an uncommitted twin of a key": enqueue.KEY_WAIT.replace("ms", " ms"),
+        "wait for an uncommitted twin of a key": keys.KEY_WAIT.replace("ms", " ms"),
         "largest arguments, and largest result": f"{arguments.MAX_BYTES} bytes",
         "deepest arguments": f"{arguments.MAX_DEPTH} levels",
         "longest key": "1000 bytes",
@@ -237,6 +237,8 @@ def test_the_numbers_of_the_contract_are_those_of_the_code(plain_kind: DeliveryK
         "priority, 0 being the most urgent": f"{plain_kind.priority}",
         "queue": f"`{plain_kind.queue}`",
         "retention of sent rows": f"{sweep.RETENTION_SECONDS / 86400:g} days",
+        "longest `Retry(after=…)`": f"{attempt.LONGEST_RETRY_SECONDS:g} s",
+        "next look at a due row that is paused or behind another": f"{sweep.IDLE_SECONDS:g} s",
     }
     assert {row[0]: row[1] for row in CONTRACT.table("number")} == of_the_code
 

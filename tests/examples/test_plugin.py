@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 @pytest.fixture
 def programs(programs: Programs, services: Addresses) -> Programs:
     """With a Redis database of its own: other tests of this process use the first."""
-    return Programs(programs.engine, services.redis_url.rsplit("/", 1)[0] + "/9", programs.directory)
+    return replace(programs, redis_url=services.redis_url.rsplit("/", 1)[0] + "/9")
 
 
 def made_by_tests(programs: Programs) -> list[str]:

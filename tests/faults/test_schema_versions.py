@@ -25,6 +25,11 @@ FROM_NOTHING = (
 )
 """They ask for databases with nothing in them, and here every new database has the schema already."""
 
+OF_ITS_SCHEMA = (
+    "tests/core/test_reap.py::test_whoever_is_lost_is_found_by_the_rows_own_lease_whatever_else_is_deleted",
+)
+"""Of the code before: it lists the tables of its own schema."""
+
 
 @pytest.fixture
 def addresses() -> Iterator[Addresses]:
@@ -40,7 +45,7 @@ def template(addresses: Addresses) -> Iterator[Engine]:
     engine.dispose()
 
 
-def core_tests(code: Path, addresses: Addresses, tests: list[str]) -> None:
+def core_tests(code: Path, addresses: Addresses, tests: list[str], without: tuple[str, ...] = ()) -> None:
     """Run these tests of the code in this folder, by that code and no other, on the servers of these addresses."""
     asked = "import durable_core, tests; print(durable_core.__file__, tests.__file__)"
     imported = subprocess.run(
@@ -48,7 +53,9 @@ def core_tests(code: Path, addresses: Addresses, tests: list[str]) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert imported.stdout.split() == [str(code / package / "__init__.py") for package in ("durable_core", "tests")]
-    run_there(tests, addresses, *(part for test in FROM_NOTHING for part in ("--deselect", test)), code=code)
+    run_there(
+        tests, addresses, *(part for test in (*FROM_NOTHING, *without) for part in ("--deselect", test)), code=code
+    )
 
 
 @pytest.mark.full_size
@@ -81,9 +88,9 @@ def _older_code(folder: Path) -> Path:
     """
     The last commit that shipped the revision before today's newest, unpacked.
 
-    While there is only one revision that is the newest commit; the tree here may be ahead of it.
+    The tree here may be ahead of the newest commit.
     """
-    before = migrations.SUPPORTED[-2:][0]
+    before = sorted(path.stem[1:5] for path in (migrations.MIGRATIONS / "versions").glob("r*.py"))[-2]
     commits = _git("rev-list", "HEAD").stdout.decode().split() if shutil.which("git") else []
     for commit in commits:
         shown = _git("show", f"{commit}:durable_core/database/migrate.py")
@@ -102,4 +109,4 @@ def test_the_code_of_the_revision_before_works_on_todays_schema(
     migrations.migrate(template)
     template.dispose()
 
-    core_tests(older, addresses, sized(PART, ALL))
+    core_tests(older, addresses, sized(PART, ALL), OF_ITS_SCHEMA)

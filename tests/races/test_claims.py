@@ -284,7 +284,7 @@ def test_two_redrives_at_once_make_one_and_neither_waits(engine, other_engine, m
 
 
 def test_a_late_failure_that_waits_for_the_reaper_is_journalled_behind_it(
-    engine, other_engine, declare, make, worker, row, lines, clock
+    engine, database, other_engine, declare, make, worker, row, lines, clock
 ):
     """Both write a line under the row's lock; the one that waited must not stumble over the other's."""
     reaping = other_engine.connect()
@@ -299,7 +299,7 @@ def test_a_late_failure_that_waits_for_the_reaper_is_journalled_behind_it(
 
     def reap_once_somebody_waits(lapsed):
         wait_until_blocked(engine, wait_until_somebody_blocks(engine), by=pid_of(reaping))
-        sweep._take_back(reaping, lapsed, sweep._FELL_SILENT, lambda: 0.5)
+        sweep._take_back(database, reaping, lapsed, sweep._FELL_SILENT, lambda: 0.5)
         reaping.commit()
         reaping.close()
 

@@ -52,9 +52,9 @@ def _enqueue(connection, kind, key, n):
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_twin_that_ends_while_we_wait_decides_the_answer(engine, other_engine, kind, monkeypatch, commits):
-    from durable_core.deliveries import enqueue
+    from durable_core.deliveries import keys
 
-    monkeypatch.setattr(enqueue, "KEY_WAIT", "20s")
+    monkeypatch.setattr(keys, "KEY_WAIT", "20s")
     with ThreadPoolExecutor(1) as pool, other_engine.connect() as first, engine.connect() as second:
         one = kind.options(key="k").enqueue(first, 1)
         pid = second.scalar(text("select pg_backend_pid()"))
@@ -71,9 +71,9 @@ def test_a_twin_that_ends_while_we_wait_decides_the_answer(engine, other_engine,
 
 def test_two_callers_with_the_same_keys_in_opposite_orders_never_deadlock(engine, other_engine, kind, monkeypatch):
     """Keys are met in sorted order, so the second waits for the first and then finds all its rows."""
-    from durable_core.deliveries import enqueue
+    from durable_core.deliveries import keys
 
-    monkeypatch.setattr(enqueue, "KEY_WAIT", "20s")
+    monkeypatch.setattr(keys, "KEY_WAIT", "20s")
     keys = [f"k{n}" for n in range(40)]
 
     def both(order):
@@ -118,9 +118,9 @@ def test_a_connection_that_dies_in_a_keyed_enqueue_is_what_the_caller_hears_of(
     engine, other_engine, kind, monkeypatch, door
 ):
     """And not that the savepoint could not be rolled back."""
-    from durable_core.deliveries import enqueue
+    from durable_core.deliveries import keys
 
-    monkeypatch.setattr(enqueue, "KEY_WAIT", "20s")
+    monkeypatch.setattr(keys, "KEY_WAIT", "20s")
     url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with ThreadPoolExecutor(1) as pool, other_engine.connect() as first:
         kind.options(key="k").enqueue(first, 1)

@@ -3,6 +3,7 @@
 from sqlalchemy import text
 
 from durable_core.claims.claim import Holder
+from durable_core.database.connections import Database
 from durable_core.database.transactions import run
 from durable_core.deliveries import sweep
 from durable_core.deliveries.attempt import _statements, claim_one
@@ -75,7 +76,9 @@ class Successor(Owner):
         self.lapsed = run(self.connection, sweep._statements.lapsed, limit=10, heartbeat_seconds=8.0)
 
     def reap(self):
-        sweep._take_back(self.connection, self.lapsed, sweep._FELL_SILENT, lambda: 0.5)
+        sweep._take_back(
+            Database(self.connection.engine), self.connection, self.lapsed, sweep._FELL_SILENT, lambda: 0.5
+        )
 
     def take(self):
         self.claim = claim_one(self.connection, self.kind, self.row_id, Holder())

@@ -14,6 +14,7 @@ from durable_core.database.transactions import run
 from durable_core.deliveries import sweep
 from durable_core.deliveries.attempt import Outcome, _statements, carry_out, claim_one, perform
 from durable_core.deliveries.enqueue import enqueue_many
+from durable_core.deliveries.report import _statements as report_statements
 from durable_core.errors import RowBusy
 from durable_core.sweeps import SWEEPS, Bounds, loops, run_sweep
 from durable_core.testing import wait_until_blocked, wait_until_somebody_blocks
@@ -40,7 +41,7 @@ def redrive(tx, made):
 def take_back(tx, *, heartbeat_seconds=8.0):
     """A reap, in a transaction that its caller ends."""
     lapsed = run(tx, sweep._statements.lapsed, limit=100, heartbeat_seconds=heartbeat_seconds)
-    return sweep._take_back(tx, lapsed, sweep._FELL_SILENT, lambda: 0.5)
+    return sweep._take_back(Database(tx.engine), tx, lapsed, sweep._FELL_SILENT, lambda: 0.5)
 
 
 # --- an owner's report and a redrive ---------------------------------------------------------------
@@ -53,13 +54,13 @@ def test_a_redrive_does_not_wait_for_a_report_that_is_ending_the_row(engine, oth
         "move": "fail", "error_code": "WORKER_ERROR", "error_message": "no", "waiting_for": None,
     }  # fmt: skip
     with other_engine.connect() as reporting:
-        assert run(reporting, _statements.release, **report)
+        assert run(reporting, report_statements.release, **report)
         with engine.begin() as tx, pytest.raises(RowBusy):
             redrive(impatient(tx), made)
         reporting.commit()
     with engine.begin() as tx:
         redrive(tx, made)
-        assert not run(tx, _statements.release, **report), "the same claim reports no second time"
+        assert not run(tx, report_statements.release, **report), "the same claim reports no second time"
     assert (row(made.id).state, row(made.id).fence, row(made.id).attempts) == ("pending", 2, 0)
     assert perform(worker, kind, made.id).outcome is Outcome.SENT
 
@@ -183,7 +184,7 @@ def test_two_observers_of_one_death_at_once_count_it_once(database, other_engine
             assert sweep.give_back(database, CHILD.owner, {CHILD.pid}) == 0
         else:
             owned = run(one, sweep._statements.owned, owner=CHILD.owner, pids=[CHILD.pid])
-            assert sweep._take_back(one, owned, sweep._CHILD_DIED, lambda: 0.5) == 1
+            assert sweep._take_back(Database(one.engine), one, owned, sweep._CHILD_DIED, lambda: 0.5) == 1
             assert sweep.reap(database) == 0
         one.commit()
     assert sweep.give_back(database, CHILD.owner, {CHILD.pid}) == 0

@@ -1,0 +1,64 @@
+-- Order, expiry, discards and pauses.
+-- Locks `deliveries` against writes while its four small indexes are built, one reading of the table each.
+
+alter table durable.deliveries
+    add column ordering_key    text constraint ordering_key_fits_an_index check (octet_length(ordering_key) between 1 and 1000),
+    add column ordering_strict boolean not null default false,
+    add column expires_at      timestamptz constraint expires_before_year_9000 check (expires_at < '9000-01-01'),
+    add column discarded_at    timestamptz,
+    add constraint discarded_only_when_it_needs_a_person check (discarded_at is null or state in ('failed', 'dead'));
+
+comment on column durable.deliveries.ordering_key is
+    'Deliveries of one ordering key run one at a time, of all kinds, oldest committed first.';
+comment on column durable.deliveries.ordering_strict is
+    'Whether this delivery, once failed or dead, keeps those behind it waiting until a person acts.';
+comment on column durable.deliveries.discarded_at is
+    'When a person gave up on a failed or dead delivery: it is pruned after its retention, and holds up nobody.';
+
+-- One at a time: of two claims that do not see each other, the second is refused.
+create unique index deliveries_one_of_a_line on durable.deliveries (ordering_key)
+    where state = 'processing' and ordering_key is not null;
+-- Who stands before whom, and who is next.
+create index deliveries_line on durable.deliveries (ordering_key, created_at, id)
+    where ordering_key is not null
+    and (state in ('pending', 'processing') or (ordering_strict and state in ('failed', 'dead')));
+-- Expire.
+create index deliveries_expiring on durable.deliveries (expires_at) where state = 'pending' and expires_at is not null;
+-- Prune.
+create index deliveries_discarded on durable.deliveries (discarded_at) where discarded_at is not null;
+
+create table durable.pauses (
+    id         bigint      primary key generated always as identity,
+    what       text        not null constraint queues_and_kinds_are_paused check (what in ('queue', 'kind')),
+    name       text        not null constraint paused_has_a_name check (length(name) between 1 and 200),
+    by_whom    text        not null,
+    reason     text        not null,
+    since      timestamptz not null default durable.durable_now(),
+    until      timestamptz,
+    ended_at   timestamptz,
+    ended_by   text
+);
+
+comment on table durable.pauses is
+    'Queues and kinds of which nothing is claimed: who, why, until when. Ended ones stay, as the history of it.';
+
+create unique index pauses_in_force on durable.pauses (what, name) where ended_at is null;
+
+-- Whether another delivery of its line goes before this one. Whoever has begun goes first, then the older; one that
+-- has not begun and is not due yet stands aside.
+create function durable.is_behind(
+    of_id uuid, of_line text, of_created_at timestamptz, has_begun boolean, as_of timestamptz
+) returns boolean
+    language sql stable parallel safe
+    return exists (
+        select from durable.deliveries o
+        where o.ordering_key = of_line
+          and o.id <> of_id
+          and (o.state in ('pending', 'processing') or (o.ordering_strict and o.state in ('failed', 'dead')))
+          and case
+              when o.state = 'processing' then true
+              when o.state <> 'pending' then
+                  o.discarded_at is null and (o.created_at, o.id) < (of_created_at, of_id)
+              when (o.attempts > 0) <> has_begun then o.attempts > 0
+              else (o.attempts > 0 or o.due_at <= as_of) and (o.created_at, o.id) < (of_created_at, of_id)
+          end);

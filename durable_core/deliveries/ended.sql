@@ -1,0 +1,22 @@
+-- name: next_of_line
+-- The delivery of this line that may be taken now, for a hint: whoever ends one tells the next.
+select cast(d.id as text) as id, d.kind, d.queue, d.priority,
+    d.attempts - d.interruptions - d.shutdowns - d.snoozes + 1 as attempt
+from durable.deliveries d
+where d.ordering_key = :ordering_key
+  and d.state = 'pending'
+  and d.due_at <= (select durable.durable_now())
+  and d.held_reason is null
+  and not durable.is_behind(d.id, d.ordering_key, d.created_at, d.attempts > 0, (select durable.durable_now()))
+order by d.created_at, d.id
+limit 1
+
+-- name: remark_hook
+-- before: dead in this transaction, and its hook raised
+-- after:  one journal line says what; the row is untouched
+-- locks:  nothing new
+insert into durable.journal (row_id, contract, move, from_state, to_state, fence, reason, facts)
+select d.id, 'delivery', 'on_dead failed', d.state, d.state, d.fence, 'HOOK_FAILED',
+    jsonb_build_object('error', cast(:said as text))
+from durable.deliveries d
+where d.id = cast(:id as uuid)
