@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -353,6 +354,8 @@ class Traffic:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.commands: list[str] = []
+        self.said_in: defaultdict[int, list[str]] = defaultdict(list)
+        """The same by the number of the database in which it was said."""
 
     def __enter__(self) -> Self:
         self._listening = threading.Event()
@@ -366,6 +369,7 @@ class Traffic:
             self._listening.set()
             for said in monitor.listen():
                 self.commands.append(said["command"])
+                self.said_in[said["db"]].append(said["command"])
                 if self.END in said["command"]:
                     return
 
