@@ -97,6 +97,8 @@ def test_a_worker_cut_off_from_postgres_alone_loses_its_row_and_is_refused_when_
 
     held = stage.commit(stage.kinds.held, "calling", queue="far")
     assert stage.held_at(held) == far.process.pid
+    # Over a connection that is open by then: making one is bounded by the host's `connect_timeout`.
+    wait_until(lambda: stage.row(held).beat_at > stage.row(held).claimed_at, "its heart beats")
     wire.cut()
     near.also_reads("far")
     (done,) = stage.sent(held)
@@ -106,6 +108,7 @@ def test_a_worker_cut_off_from_postgres_alone_loses_its_row_and_is_refused_when_
     more = stage.commit_many(stage.kinds.order, 10, queue="far")
     stage.sent(*more)
     assert [effect.fence for effect in stage.effects(held)] == [2]
+    wait_until(lambda: "database_answer_overdue" in far.logs(), "it waits no longer for an answer that is lost")
 
     wire.mend()
     stage.journalled(held, "refused")
@@ -134,9 +137,11 @@ def test_a_handler_cut_off_from_postgres_is_told_once_its_lease_is_over(stage: S
         assert not step.cancelled
         wire.cut()
         began = time.monotonic()
-        wait_until(lambda: step.cancelled, "the handler is told")
+        try:
+            wait_until(lambda: step.cancelled, "the handler is told")
+        finally:
+            wire.mend()  # or what the handler raises could not be recorded, and the test would hang
         told.append(time.monotonic() - began)
-        wire.mend()
 
     kind = delivery("partition.told", queue="nobody")(handler)
     try:
