@@ -16,6 +16,7 @@ from durable_core.database.statements import beside
 from durable_core.database.transactions import DATABASE_ERRORS, Row, Transaction, checked, run, said
 from durable_core.deliveries import sweep as deliveries
 from durable_core.deliveries.stuck import cut_off
+from durable_core.periodic import sweep as periodic
 
 log = logging.getLogger("durable.sweep")
 _statements = beside(__file__)
@@ -89,6 +90,11 @@ SWEEPS: tuple[Sweep, ...] = (
         "reap", 5.0, "rows whose worker was lost",
         _reap,
         takes_from_owners=True,
+        rescues=True,
+    ),
+    Sweep(
+        "cron", 1.0, "slots of periodic kinds that are due",
+        lambda database, bounds: periodic.fire(database),
         rescues=True,
     ),
     Sweep(

@@ -28,6 +28,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("wakes",),
     ("claims",),
     ("deliveries",),
+    ("periodic",),
     ("sweeps",),
     ("celery_binding",),
     ("ready", "local", "testing"),

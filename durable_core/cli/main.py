@@ -16,6 +16,7 @@ import click
 
 import durable_core
 from durable_core.cli import exits
+from durable_core.cli.cron import cron
 from durable_core.cli.database import migrate
 from durable_core.cli.deliveries import deliveries
 from durable_core.cli.demo import demo
@@ -118,5 +119,5 @@ def version(as_json: bool) -> None:
         out.facts(versions.items())
 
 
-for command in (migrate, status, deliveries, pause, resume, pauses, up, env, demo, version):
+for command in (migrate, status, deliveries, cron, pause, resume, pauses, up, env, demo, version):
     main.add_command(command)

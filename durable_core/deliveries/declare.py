@@ -25,6 +25,7 @@ from durable_core.deliveries.options import (
     DEFAULT_MAX_INTERRUPTIONS,
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
+    EARLIEST,
     LARGEST_BUDGET,
     LEAST_URGENT,
     MOST_URGENT,
@@ -36,7 +37,8 @@ from durable_core.deliveries.options import (
 )
 from durable_core.deliveries.read import Delivery
 from durable_core.deliveries.rows import New, Ref
-from durable_core.errors import DefinitionError
+from durable_core.deliveries.slots import DEFAULT_MISSED, DEFAULT_TIMEZONE, SLOT, Cadence, checked_handler
+from durable_core.errors import DefinitionError, InvalidArguments
 from durable_core.kinds import Registry, checked_name
 from durable_core.retry import LONGEST_DELAY_SECONDS, Backoff
 
@@ -183,6 +185,7 @@ class DeliveryKind(Generic[P, R]):
         self, name: str, handler: Callable[Concatenate[S, P], R], *, queue: str, max_attempts: int,
         max_interruptions: int, backoff: Backoff, timeout: float, priority: int, formerly: Sequence[str] = (),
         ordering: str = "loose", retry_on: _Errors = (Exception,), give_up_on: _Errors = (),
+        cadence: Cadence | None = None,
     ) -> None:  # fmt: skip
         self.name = checked_name(name)
         if isinstance(formerly, str) or not isinstance(formerly, Sequence):
@@ -218,6 +221,25 @@ class DeliveryKind(Generic[P, R]):
         self.is_strict = ordering == "strict"
         if not isinstance(backoff, Backoff):
             raise DefinitionError(f"kind {name!r}: backoff is a Backoff(...); got {type(backoff).__name__}.")
+
+        self.cadence = cadence
+        self._takes_slot = cadence is not None and checked_handler(self.name, handler)
+        if cadence is not None:
+            try:
+                self.slot_arguments(cadence.after(EARLIEST))
+            except InvalidArguments as refused:
+                raise DefinitionError(
+                    f"kind {name!r}: its cron cannot call the handler: argument {refused.argument!r}: "
+                    f"{refused.problem}. Write slot: datetime."
+                ) from None
+            except NameError:
+                pass  # a type declared below the handler: then the sweep meets what is wrong, and says so
+
+    def slot_arguments(self, slot: datetime) -> str:
+        """The arguments of the row of a slot: the slot in the schedule's own zone, or none. Raises InvalidArguments."""
+        assert self.cadence is not None
+        given = {SLOT: slot.astimezone(self.cadence.zone)} if self._takes_slot else {}
+        return self.signature.pack((), given)
 
     def __call__(self, step: Step, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.handler(step, *args, **kwargs)
@@ -319,6 +341,9 @@ def delivery(
     ordering: str = "loose",
     retry_on: _Errors = (Exception,),
     give_up_on: _Errors = (),
+    cron: str | None = None,
+    timezone: str = DEFAULT_TIMEZONE,
+    missed: str = DEFAULT_MISSED,
 ) -> Callable[[Callable[Concatenate[S, P], R]], DeliveryKind[P, R]]:
     """
     Declare a kind of delivery: `handler(step, ...)` runs at least once per delivery, until it returns.
@@ -333,17 +358,26 @@ def delivery(
 
     An exception in `give_up_on`, or in none of `retry_on`, fails the delivery at once; `Retry`, `Snooze` and `GiveUp`
     go before both. `ordering="strict"` keeps what comes after a failed or dead delivery of the same `ordering_key`
-    waiting until a person acts. Raises DefinitionError when the declaration cannot work.
+    waiting until a person acts.
+
+    `cron`, a crontab of five fields, makes the kind periodic: one delivery per slot, in `timezone`. `missed` says what
+    becomes of slots that no sweep came to in time: `once` (the latest runs), `skip` or `all`. The handler is given
+    the step and, if it has such a parameter, `slot: datetime`. Raises DefinitionError when the declaration cannot work.
     """
 
     if callable(name):
         raise DefinitionError('write @delivery("some.kind"), with the kind\'s name in parentheses.')
+
+    cadence = None if cron is None else Cadence.of(name, cron, timezone, missed)
+    if cadence is None and (timezone, missed) != (DEFAULT_TIMEZONE, DEFAULT_MISSED):
+        raise DefinitionError(f"kind {name!r}: timezone and missed say how a cron runs, and there is none.")
 
     def declare(handler: Callable[Concatenate[S, P], R]) -> DeliveryKind[P, R]:
         kind = DeliveryKind(
             name, handler, queue=queue, max_attempts=max_attempts, max_interruptions=max_interruptions,
             backoff=Backoff() if backoff is None else backoff, timeout=timeout, priority=priority, formerly=formerly,
             ordering=ordering, retry_on=retry_on, give_up_on=give_up_on,
+            cadence=cadence,
         )  # fmt: skip
         registry.add(kind)
         return kind

@@ -21,7 +21,7 @@ from durable_core.database.transactions import run
 _statements = beside(__file__)
 _clock = Statements(Path(durable_core.database.__file__).with_name("clock.sql"))
 
-TABLES = ("deliveries", "journal", "loops", "pauses")
+TABLES = ("deliveries", "journal", "loops", "pauses", "schedules")
 
 
 def create_database(server: str | URL, name: str, *, template: str | None = None) -> URL:

@@ -52,8 +52,8 @@ def test_five_beats_cause_no_double_work(world: World, shop_kinds: Shop, nodes: 
     with Events(world.app) as events:
         row_ids = [world.commit(shop_kinds.order) for _ in range(10)]
         world.sent(*row_ids)
-        received = {e["uuid"] for e in events.seen if e["type"] == "task-received" and e["name"] == "durable.dispatch"}
         time.sleep(6 * DISPATCH)
+        received = {e["uuid"] for e in events.seen if e["type"] == "task-received" and e["name"] == "durable.dispatch"}
         results = [
             event["result"]
             for event in list(events.seen)

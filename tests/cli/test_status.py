@@ -40,6 +40,7 @@ def swept(engine: Engine) -> Callable[[str, float], None]:
 def all_swept(swept: Callable[[str, float], None]) -> None:
     swept("dispatch", 0)
     swept("reap", 1)
+    swept("cron", 0)
     swept("expire", 5)
     swept("prune", 60)
 
@@ -100,7 +101,7 @@ def test_a_check_fails_when_the_oldest_due_row_is_too_old(
 ) -> None:
     make(queue="mail")
     clock.advance(seconds=400)
-    for name in ("dispatch", "reap", "expire", "prune"):
+    for name in ("dispatch", "reap", "cron", "expire", "prune"):
         swept(name, 0)
 
     result = durable("status", "--check", "--json")
@@ -115,6 +116,7 @@ def test_a_check_fails_when_the_oldest_due_row_is_too_old(
 def test_a_check_fails_when_a_sweep_is_three_intervals_late(durable: Run, swept: Callable[[str, float], None]) -> None:
     swept("dispatch", 0)
     swept("reap", 30)
+    swept("cron", 0)
     swept("expire", 5)
     swept("prune", 60)
     result = durable("status", "--check")
@@ -128,7 +130,7 @@ def test_a_check_fails_when_no_sweep_ever_began(durable: Run) -> None:
     assert result.exit_code == 6
     late = {line["name"] for line in value_of(result)["sweeps"] if line["late"]}
     # Beat first runs the hourly sweep an hour after its start: that is not late yet.
-    assert late == {"dispatch", "reap"}
+    assert late == {"dispatch", "reap", "cron"}
 
 
 def test_a_check_fails_when_the_last_run_of_a_sweep_ended_with_an_error(

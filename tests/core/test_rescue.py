@@ -37,7 +37,7 @@ def test_where_no_beat_runs_a_worker_hints_due_rows_and_reaps_lapsed_ones(rescue
 
 
 def test_while_a_beat_runs_no_worker_meddles(rescue, database, make, carrier):
-    for name in ("dispatch", "reap"):
+    for name in ("dispatch", "reap", "cron"):
         run_sweep(database, named(name), Bounds())
     make()
 
@@ -47,20 +47,22 @@ def test_while_a_beat_runs_no_worker_meddles(rescue, database, make, carrier):
 
 
 def test_a_sweep_is_late_after_three_of_its_intervals(database, engine, clock, carrier):
-    run_sweep(database, named("reap"), Bounds())
-    run_sweep(database, named("dispatch"), Bounds())
+    for name in ("reap", "dispatch", "cron"):
+        run_sweep(database, named(name), Bounds())
     with engine.connect() as tx:
         assert late(tx) == []
         clock.advance(seconds=3.5)
-        assert [sweep.name for sweep in late(tx)] == ["dispatch"]
+        assert [sweep.name for sweep in late(tx)] == ["dispatch", "cron"]
         clock.advance(seconds=12)
-        assert sorted(sweep.name for sweep in late(tx)) == ["dispatch", "reap"], "prune rescues nobody and may wait"
+        assert sorted(sweep.name for sweep in late(tx)) == ["cron", "dispatch", "reap"], (
+            "prune rescues nobody and may wait"
+        )
 
 
 def test_a_database_clock_set_back_by_an_hour_stops_neither_sweep_for_an_hour(rescue, database, make, carrier, clock):
     """Their last beginnings lie an hour ahead then, and so may the instant until which reap holds back."""
     clock.advance(seconds=3600)
-    for name in ("dispatch", "reap"):
+    for name in ("dispatch", "reap", "cron"):
         run_sweep(database, named(name), Bounds())
         clock.advance(seconds=40)
         run_sweep(database, named(name), Bounds())  # a gap longer than a lease: reap is held back for a heartbeat

@@ -20,7 +20,7 @@ from durable_core.celery_binding.settings import Settings
 from durable_core.claims.claim import Holder
 from durable_core.cli.main import main as durable_command
 from durable_core.database import environment
-from durable_core.deliveries import attempt, keys, options, sweep
+from durable_core.deliveries import attempt, keys, options, slots, sweep
 from durable_core.deliveries.declare import DeliveryKind, delivery, registry
 from durable_core.deliveries.read import Delivery
 from durable_core.errors import DurableError
@@ -270,6 +270,14 @@ def test_the_numbers_of_the_guarantees_are_those_of_the_code() -> None:
         f"batches of {sweep.PRUNE_LIMIT} for at most {sweep.PRUNE_SECONDS:g} s an hour"
         in page("docs/operating.md").text
     )
+
+
+def test_the_bounds_of_missed_slots_are_those_of_the_code() -> None:
+    shown = {words(row[0])[0]: row for row in page("docs/periodic.md").table("`missed`")}
+    ages = {"7 days": 7 * 86400.0, "60 s": 60.0, "24 hours": 86400.0}
+    assert {word: ages[row[2]] for word, row in shown.items()} == {w: b.seconds for w, b in slots.MISSED.items()}
+    assert f"the latest {slots.MISSED['all'].most} at most" in shown["all"][1]
+    assert "(the default)" in next(row[0] for word, row in shown.items() if word == slots.DEFAULT_MISSED)
 
 
 def test_every_refusal_is_listed_and_no_other() -> None:
