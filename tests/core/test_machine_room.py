@@ -344,6 +344,32 @@ def test_a_session_that_its_host_ended_for_idleness_repeats_the_attempt_and_leav
     assert (row(made.id).attempts, row(made.id).failures, effects_of(engine, made.id)) == (1, 0, [(1, "")])
 
 
+@pytest.mark.field("R53")
+def test_a_connection_that_the_session_cannot_get_repeats_the_attempt_and_fails_nothing(
+    make_worker, engine, relay, declare, make, row
+):
+    """A server without room, or one that is gone, ends the call without any SQLSTATE."""
+    url = engine.url.set(host="127.0.0.1", port=relay.port)
+    # Without trying TLS first, so that the one cut is all that the call meets.
+    far = create_engine(url, connect_args={"sslmode": "disable"})
+    runs, refused = [], []
+
+    def handler(step):
+        runs.append(step.attempt)
+        if len(runs) == 1:
+            far.dispose()
+            refused.append(relay.cut_before(b"user\x00"))
+        record(step.session, step)
+
+    kind = declare(handler, max_attempts=1)
+    made = make(kind)
+    assert perform(make_worker(on=Database(far)), kind, made.id).outcome is Outcome.SENT
+    assert refused[0].done
+    assert runs == [1, 1]
+    assert (row(made.id).attempts, row(made.id).failures, effects_of(engine, made.id)) == (1, 0, [(1, "")])
+    far.dispose()
+
+
 # --- a server that came back ---------------------------------------------------------------------------
 
 
