@@ -18,9 +18,11 @@ from durable_core.local import LocalServicesError, Services, find_wheel_binaries
 QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 PARENT = """
 import select
+import signal
 import sys
 from pathlib import Path
 from durable_core.local import Services
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
 with Services(Path(sys.argv[1]), postgres_settings={settings!r}) as services:
     try:
         print("ready", flush=True)
