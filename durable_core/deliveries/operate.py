@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from durable_core import wakes
-from durable_core.arguments import clean_text
 from durable_core.database.statements import Statement, beside
 from durable_core.database.transactions import Row, Transaction, checked, run
 from durable_core.deliveries.ended import next_hints
-from durable_core.deliveries.options import in_utc, seconds_of
+from durable_core.deliveries.options import in_utc, seconds_of, who_or_why
 from durable_core.deliveries.read import checked_id
 from durable_core.errors import IllegalMove, InvalidOption, NotFound, RowBusy
 from durable_core.states import DeliveryState
@@ -139,8 +138,8 @@ def act_on_each(
     Rows that are not there come back as nothing. What may run now is hinted after the commit.
     """
     rows = run(
-        checked(tx), act.statement, ids=list(row_ids), by=_said(act, "by", by, 200),
-        reason=_said(act, "reason", reason, 1000), **more,
+        checked(tx), act.statement, ids=list(row_ids), by=who_or_why(act.name, "by", by),
+        reason=who_or_why(act.name, "reason", reason), **more,
     )  # fmt: skip
     done = [row for row in rows if row["done"]]
     if act.makes_due:
@@ -150,9 +149,3 @@ def act_on_each(
         lines = sorted({row["ordering_key"] for row in done if row["ordering_key"] is not None})
         wakes.after_commit(tx, next_hints(tx, lines))
     return rows
-
-
-def _said(act: Act, name: str, text: str, longest: int) -> str:
-    if not isinstance(text, str) or not text.strip():
-        raise InvalidOption(act.name, name, "say who acts and why; both are kept in the journal")
-    return clean_text(text, longest)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from durable_core.arguments import clean_text
 from durable_core.database.statements import beside
 from durable_core.database.transactions import Transaction, checked, run
-from durable_core.deliveries.options import QUEUE_RULE, in_utc, is_queue
+from durable_core.deliveries.options import QUEUE_RULE, in_utc, is_queue, who_or_why
 from durable_core.errors import InvalidOption
 from durable_core.kinds import checked_name
 
@@ -42,8 +41,8 @@ def pause(
     """
     _checked(what, name)
     rows = run(
-        checked(tx), _statements.pause, what=what, name=name, by=_said("by", by, 200),
-        reason=_said("reason", reason, 1000), until=None if until is None else in_utc("pause", "until", until),
+        checked(tx), _statements.pause, what=what, name=name, by=who_or_why("pause", "by", by),
+        reason=who_or_why("pause", "reason", reason), until=None if until is None else in_utc("pause", "until", until),
     )  # fmt: skip
     return Pause(**rows[0])
 
@@ -55,7 +54,7 @@ def resume(tx: Transaction, what: What, name: str, *, by: str) -> bool:
     Dispatch hints what waits within seconds of the commit.
     """
     _checked(what, name)
-    rows = run(checked(tx), _statements.resume, what=what, name=name, by=_said("by", by, 200))
+    rows = run(checked(tx), _statements.resume, what=what, name=name, by=who_or_why("resume", "by", by))
     return bool(rows) and bool(rows[0]["was_in_force"])
 
 
@@ -71,9 +70,3 @@ def _checked(what: str, name: str) -> None:
         raise InvalidOption("pause", "what", "a queue or a kind is paused")
     elif not is_queue(name):
         raise InvalidOption("pause", "name", QUEUE_RULE)
-
-
-def _said(option: str, text: str, longest: int) -> str:
-    if not isinstance(text, str) or not text.strip():
-        raise InvalidOption("pause", option, "say who acts and why; both are kept")
-    return clean_text(text, longest)

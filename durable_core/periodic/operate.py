@@ -9,7 +9,7 @@ from durable_core.database.statements import beside
 from durable_core.database.transactions import Transaction, checked, run
 from durable_core.deliveries.declare import registry
 from durable_core.deliveries.enqueue import enqueue_new
-from durable_core.deliveries.options import Placement, in_utc
+from durable_core.deliveries.options import Placement, in_utc, who_or_why
 from durable_core.deliveries.rows import New, Ref
 from durable_core.deliveries.slots import Cadence
 from durable_core.errors import InvalidOption, NotFound
@@ -26,7 +26,7 @@ def pause(tx: Transaction, kind: str, *, by: str, reason: str, until: datetime |
     """
     if until is not None:
         until = in_utc("pause", "until", until)
-    who, why = _said("pause", "by", by), _said("pause", "reason", reason)
+    who, why = who_or_why("pause", "by", by), who_or_why("pause", "reason", reason)
     if not run(checked(tx), _statements.pause, kind=kind, by=who, reason=why, until=until):
         raise NotFound("schedule", kind)
 
@@ -37,7 +37,7 @@ def resume(tx: Transaction, kind: str, *, by: str, reason: str | None = None) ->
 
     Raises NotFound and InvalidOption.
     """
-    who, why = _said("resume", "by", by), _maybe(reason)
+    who, why = who_or_why("resume", "by", by), _maybe(reason)
     rows = run(checked(tx), _statements.lock, kind=kind)
     if not rows:
         raise NotFound("schedule", kind)
@@ -60,18 +60,12 @@ def run_now(tx: Transaction, kind: str, *, by: str, reason: str | None = None) -
     declared = registry.get(kind)
     if declared.cadence is None:
         raise InvalidOption(kind, "run now", "it has no cron; enqueue it as any other kind")
-    who, why = _said("run now", "by", by), _maybe(reason)
+    who, why = who_or_why("run now", "by", by), _maybe(reason)
     tx = checked(tx)
     now = run(tx, _statements.now)[0]["now"]
     ref = enqueue_new(tx, New.of(declared, Placement(), declared.slot_arguments(now)))
     run(tx, _statements.journal_run, id=ref.id, by=who, reason=why)
     return ref
-
-
-def _said(act: str, name: str, text: object) -> str:
-    if not isinstance(text, str) or not text.strip():
-        raise InvalidOption(act, name, "say who acts and why; both are kept in the journal")
-    return clean_text(text, 200 if name == "by" else 1000)
 
 
 def _maybe(reason: str | None) -> str | None:
