@@ -42,11 +42,8 @@ CONSTANTS = {
     ":lease_seconds": "30",
     ":fence": "1",
     ":lock_timeout": "'5s'",
-    ":interruptions_booked": "0",
-    ":shutdowns_booked": "0",
+    ":interrupted_as": "array['CLAIM_EXPIRED', 'CHILD_LOST']",
     ":result": "'null'",
-    ":late": "false",
-    ":xid": "cast(pg_current_xact_id() as text)",
     "cast(:id as uuid)": f"cast({ID} as uuid)",
     "cast(:id as text)": ID,
 }
@@ -67,15 +64,7 @@ def script() -> str:
         [
             r"\set n :n + 1",
             _of(named.take),
-            r"\startpipeline",
-            "begin isolation level read committed;",
-            _of(named.bound),
-            _of(named.lock),
-            r"\endpipeline",
-            r"\startpipeline",
-            _of(named.settle),
-            "commit;",
-            r"\endpipeline",
+            _of(named.settle_alone),
             "",
         ]
     )

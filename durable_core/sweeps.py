@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from durable_core.database.connections import Database
-from durable_core.database.statements import beside
-from durable_core.database.transactions import DATABASE_ERRORS, Row, Transaction, checked, run, said
+from durable_core.database.statements import Statement, beside
+from durable_core.database.transactions import DATABASE_ERRORS, Row, Transaction, checked, is_infrastructure, run, said
 from durable_core.deliveries import sweep as deliveries
 from durable_core.deliveries.stuck import cut_off
 from durable_core.periodic import sweep as periodic
@@ -53,6 +53,8 @@ class Sweep:
     interval: float
     heals: str
     run: Callable[[Database, Bounds], int]
+    look: Callable[[], tuple[Statement, dict[str, object]]] | None = None
+    """A statement that has a row where there is something to do, and its parameters: asked as the sweep begins."""
     takes_from_owners: bool = False
     rescues: bool = False
     """Without it nothing gets on that was lost: a worker runs it where no beat does."""
@@ -84,22 +86,26 @@ SWEEPS: tuple[Sweep, ...] = (
     Sweep(
         "dispatch", 1.0, "hints that were lost, and rows that have become due",
         lambda database, bounds: deliveries.dispatch(database, cap=bounds.hints_per_queue),
+        look=lambda: (deliveries.DUE, {}),
         rescues=True,
     ),
     Sweep(
         "reap", 5.0, "rows whose worker was lost",
         _reap,
+        look=lambda: (deliveries.LAPSED, {}),
         takes_from_owners=True,
         rescues=True,
     ),
     Sweep(
         "cron", 1.0, "slots of periodic kinds that are due",
         lambda database, bounds: periodic.fire(database),
+        look=periodic.look,
         rescues=True,
     ),
     Sweep(
         "expire", 15.0, "waiting rows whose time to be useful is over",
         lambda database, bounds: deliveries.expire(database),
+        look=lambda: (deliveries.OVERDUE, {}),
     ),
     Sweep(
         "prune", 3600.0, "finished rows past their retention",
@@ -120,7 +126,8 @@ def run_sweep(database: Database, sweep: Sweep, bounds: Bounds, *, by_a_worker: 
 
     The rest is the interval less half of how often it is offered, for beat's ticks are not
     exact: half a second for dispatch. One that still runs after PATIENCE_SECONDS is taken for
-    killed. So a backlog of sweep messages, or five beats, cost one statement each.
+    killed. So a backlog of sweep messages, or five beats, cost one statement each; and so does a sweep that has nothing
+    to do.
 
     The answer says what moved, or why nothing was tried. Raises what the sweep raised, after
     noting it in `durable.loops` if the database still takes that.
@@ -128,17 +135,24 @@ def run_sweep(database: Database, sweep: Sweep, bounds: Bounds, *, by_a_worker: 
     """
     host = socket.gethostname() + BY_A_WORKER * by_a_worker
     database = database.bounded(PATIENCE_SECONDS)
-    with database.autocommit() as connection:
-        rows = run(
-            connection, _statements.begin, name=sweep.name, host=host,
-            rest_seconds=sweep.interval - sweep.every / 2, patience_seconds=PATIENCE_SECONDS,
-            lease_seconds=bounds.lease_seconds, heartbeat_seconds=bounds.heartbeat_seconds,
-        )  # fmt: skip
+    asked_at = time.monotonic()
+    try:
+        rows = _begin(database, sweep, bounds, host, sweep.look() if sweep.look else None)
+    except DATABASE_ERRORS as error:
+        if sweep.look is None or is_infrastructure(error):
+            raise
+        # What is wrong with its tables, the sweep itself meets next, and says where people look.
+        log.warning("sweep_cannot_look", extra={"sweep": sweep.name, "error": said(error)})
+        rows = _begin(database, sweep, bounds, host, None)
     if not rows:
         return {"moved": 0, "skipped": "one just ran"}
-    began_at, held_back = rows[0]["began_at"], rows[0]["held_back"]
-    if sweep.takes_from_owners and held_back:
-        _end(database, sweep, began_at, 0, None)
+    if rows[0]["idle"]:
+        return {"moved": 0}
+    began_at, waited = rows[0]["began_at"], time.monotonic() - asked_at
+    had_to_wait = waited > bounds.heartbeat_seconds
+    if sweep.takes_from_owners and (rows[0]["held_back"] or had_to_wait):
+        # For a lock on the whole table, say: the owners' beats have waited too. An error holds the next one back.
+        _end(database, sweep, began_at, 0, f"the database let it wait for {waited:.0f} s" if had_to_wait else None)
         return {"moved": 0, "skipped": "after an outage owners may beat first"}
     try:
         moved = sweep.run(database, bounds)
@@ -148,6 +162,18 @@ def run_sweep(database: Database, sweep: Sweep, bounds: Bounds, *, by_a_worker: 
         raise
     _end(database, sweep, began_at, moved, None)
     return {"moved": moved}
+
+
+def _begin(
+    database: Database, sweep: Sweep, bounds: Bounds, host: str, look: tuple[Statement, dict[str, object]] | None
+) -> list[Row]:
+    statement, parameters = (_statements.begin.holding(look[0]), look[1]) if look else (_statements.begin, {})
+    with database.autocommit() as connection:
+        return run(
+            connection, statement, name=sweep.name, host=host,
+            rest_seconds=sweep.interval - sweep.every / 2, patience_seconds=PATIENCE_SECONDS,
+            lease_seconds=bounds.lease_seconds, heartbeat_seconds=bounds.heartbeat_seconds, **parameters,
+        )  # fmt: skip
 
 
 def _end(database: Database, sweep: Sweep, began_at: datetime, moved: int, error: str | None) -> None:

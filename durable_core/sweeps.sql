@@ -1,6 +1,7 @@
 -- name: begin
 -- before: this sweep began longer ago than its rest, by the database's clock, or never
--- after:  it has begun now; no row back means another just did, and this one is to return at once
+-- after:  it has begun now; no row back means another just did, and this one is to return at once. `idle`: there is
+--         nothing to do by the sweep's own look, put in the place of 'look', and it has ended too
 -- locks:  the sweep's line
 with clock as materialized (
     select durable.durable_now() as now,
@@ -8,12 +9,20 @@ with clock as materialized (
         set_config('synchronous_commit',
             case current_setting('synchronous_commit') when 'off' then 'off' else 'local' end, true) as unreplicated
 ),
+work as materialized (
+    select exists (
+        select 'look'
+    ) as waits
+),
 begun as (
     insert into durable.loops as l (name, began_at, host)
     select :name, clock.now, :host from clock
     on conflict (name) do update
     set began_at = excluded.began_at,
         host = excluded.host,
+        ended_at = case when (select w.waits from work w) then l.ended_at else excluded.began_at end,
+        moved = case when (select w.waits from work w) then l.moved else 0 end,
+        error = case when (select w.waits from work w) then l.error end,
         -- After a gap longer than a lease, or a server that came back meanwhile, every lease may be over
         -- although every worker lives: wait for one heartbeat before anything is taken from its owner.
         hold_until = case
@@ -42,9 +51,11 @@ begun as (
             or (pg_postmaster_start_time() > l.began_at and pg_postmaster_start_time() <= excluded.began_at))
         -- A clock set back must not stop the sweeps until it has caught up.
         or l.began_at > excluded.began_at
-    returning l.began_at, l.hold_until
+    returning l.began_at, l.hold_until, l.ended_at
 )
-select b.began_at, coalesce(b.hold_until > b.began_at, false) as held_back from begun b
+select b.began_at, coalesce(b.hold_until > b.began_at, false) as held_back,
+    coalesce(b.ended_at = b.began_at, false) as idle
+from begun b
 
 -- name: end
 -- before: the run that began at this instant is over; one that began since, taking it for killed, is left alone

@@ -12,6 +12,7 @@ from functools import lru_cache
 from sqlalchemy import Engine, create_engine
 
 from durable_core.celery_binding.transport import guarded
+from durable_core.database.connections import ping_rested_connections
 from durable_core.database.environment import DATABASE_VARIABLE, REDIS_VARIABLE, SCHEMA_VARIABLE
 from durable_core.database.statements import DEFAULT_SCHEMA
 from durable_core.errors import NotInstalled
@@ -42,10 +43,8 @@ def engine_from_environment() -> Engine:
 
 @lru_cache(maxsize=1)
 def _engine(url: str) -> Engine:
-    return create_engine(
+    engine = create_engine(
         url,
-        # A connection that died in the pool is replaced before a claim meets it.
-        pool_pre_ping=True,
         connect_args={
             # A server that does not answer must not hang a worker.
             "connect_timeout": 5,
@@ -56,6 +55,9 @@ def _engine(url: str) -> Engine:
             "tcp_user_timeout": 30_000,
         },
     )
+    # A connection that died in the pool is replaced before a claim meets it.
+    ping_rested_connections(engine)
+    return engine
 
 
 def broker_url_from_environment() -> str:

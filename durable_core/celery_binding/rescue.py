@@ -1,5 +1,5 @@
 """
-Rescue goes on without beat: a thread in each worker process runs dispatch and reap when nobody else does.
+Rescue goes on without beat: a thread in each worker's main process runs dispatch and reap when nobody else does.
 
 It has connections of its own, open while it looks, so a busy pool cannot hold it up, and is
 no part of the heartbeat, so a frozen broker cannot hold that up. Any number may find a sweep late at once:
@@ -18,7 +18,7 @@ from durable_core.database.connections import Database
 from durable_core.sweeps import late, run_sweep
 
 SAY_AGAIN_SECONDS = 600.0
-"""A missing beat is told by each process this often, not at every look."""
+"""A missing beat is told by each worker this often, not at every look."""
 
 log = logging.getLogger("durable.worker")
 
@@ -40,6 +40,11 @@ class Rescue:
         if self._pid == os.getpid():
             self._stop.set()
 
+    def after_fork(self) -> None:
+        """In a child: the parent's connections, if it was forked amid a look, are left to the parent."""
+        if self._database is not None:
+            self._database.forget_connections()
+
     def _run(self) -> None:
         while not self._stop.wait(self._durable.settings.heartbeat_seconds):
             try:
@@ -48,7 +53,7 @@ class Rescue:
                 # Whatever is away comes back, or somebody else's sweep gets through.
                 log.debug("rescue_failed", exc_info=True)
             finally:
-                # Kept open it would be a third connection of every child, at rest almost all the time.
+                # Kept open it would be one more connection of every worker, at rest almost all the time.
                 if self._database is not None:
                     self._database.renew()
 

@@ -73,13 +73,8 @@ def connect(durable: Durable) -> None:
 
     def in_a_child(**_: Any) -> None:
         durable.after_fork()
-        watch_sweeps()
-
-    def watch_sweeps() -> None:
-        while rescues:
-            rescues.pop().stop()
-        rescues.append(Rescue(durable))
-        rescues[-1].start()
+        for rescue in rescues:  # the parent's, whose thread is not here
+            rescue.after_fork()
 
     def watch_children(sender: Any = None, **_: Any) -> None:
         controller = getattr(sender, "controller", None)
@@ -87,8 +82,11 @@ def connect(durable: Durable) -> None:
             watch = ChildWatch(durable, controller.pool)
             if watch.start():
                 watches.append(watch)
-            else:
-                watch_sweeps()  # threads and solo pools work in this process
+
+    def watch_sweeps(sender: Any = None, **_: Any) -> None:
+        if getattr(sender, "app", None) is app:
+            rescues.append(Rescue(durable))
+            rescues[-1].start()
 
     def look_at_prefetch(sender: Any = None, **_: Any) -> None:
         """A hint that waits behind a long handler keeps its row waiting, until dispatch hints that one again."""
@@ -125,6 +123,7 @@ def connect(durable: Durable) -> None:
         (signals.worker_init, read_ahead),
         (signals.worker_process_init, in_a_child),
         (signals.worker_ready, watch_children),
+        (signals.worker_ready, watch_sweeps),
         (signals.worker_ready, look_at_prefetch),
         (signals.worker_shutting_down, begin_grace),
         (signals.worker_process_shutdown, stop_beating),

@@ -2,7 +2,8 @@
 The protocol that every contract shares: take, keep, lock, settle, release.
 
 Each contract's `attempt.sql` names these statements. This runs take, lock and settle; the
-heartbeat runs keep, and the contract's attempt runs release. A claim is a row id and a
+heartbeat runs keep, and the contract's attempt runs release. `settle_alone` is lock, settle
+and COMMIT in one, for a receipt that comes with no effect. A claim is a row id and a
 fence. Expiry of the lease decides who may take; the fence decides who may write.
 """
 
@@ -16,19 +17,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
 
-import psycopg
-from psycopg.rows import dict_row
 from sqlalchemy import Connection
 
 from durable_core.database.connections import raw
 from durable_core.database.statements import Statement, Statements
-from durable_core.database.transactions import Row, Transaction, run
+from durable_core.database.transactions import Row, Transaction, run, run_ours, run_raw
 from durable_core.errors import DefinitionError
 
 LOCK_WAIT = "5s"
 """How long a transaction of ours waits for a row lock before it lets go and tries again."""
+
+INTERRUPTED_AS = ("CLAIM_EXPIRED", "CHILD_LOST")
+"""Codes under which a claim was booked as an interruption while its owner was still alive."""
 
 LEAST_ANSWER_SECONDS = 5.0
 """A busy disk may take seconds for a COMMIT; one that is given up costs a look at the row."""
@@ -122,7 +123,8 @@ class Claim:
 def take(tx: Transaction, statement: Statement, holder: Holder, **parameters: object) -> list[Claim]:
     """Claim rows by a `take` statement; none when somebody else was faster, or nothing is due."""
     before = time.monotonic()
-    rows = run(tx, statement, **holder.parameters, **parameters)
+    told = {**holder.parameters, **parameters}
+    rows = run_ours(tx, statement, **told) if isinstance(tx, Connection) else run(tx, statement, **told)
     return [Claim.of(row, before) for row in rows]
 
 
@@ -140,26 +142,21 @@ class Locked:
 
 def lock(connection: Connection, statements: Statements, claim: Claim) -> Locked | None:
     """
-    BEGIN; then bound the wait and lock the row on its fence in one flush, its answer read before anything else is sent.
+    BEGIN, and lock the row on its fence with a bound on the wait; its answer is read before anything else is sent.
 
     None means the claim is lost, and nothing may be written. The transaction stays open
     either way; its owner ends it.
     """
     connection.begin()
-    driver = raw(connection)
-    with driver.pipeline():
-        bound = _sent(driver, statements.bound, {**claim.naming, "lock_timeout": LOCK_WAIT})
-        locked = _sent(driver, statements.lock, claim.naming)
-    # Answers asked for inside the block would be a round trip of their own.
-    was = bound.fetchone()
-    row = locked.fetchone()
-    if row is None or was is None:
+    rows = run_raw(raw(connection), statements.lock, {**claim.naming, "lock_timeout": LOCK_WAIT})
+    if not rows:
         return None
+    (row,) = rows
     return Locked(
         late=row["state"] == "pending",
         reaped_as=row["reaped_as"],
         xid=row["xid"],
-        lock_timeout_was=was["was"],
+        lock_timeout_was=row["lock_timeout_was"],
     )
 
 
@@ -171,26 +168,13 @@ def settle(
     receipt: Mapping[str, object],
 ) -> None:
     """Write the receipt in the locked transaction. Raises DivisionByZero, ending it, if the claim does not hold."""
-    _sent(raw(connection), statements.settle, _settling(claim, locked, receipt))
+    run_raw(raw(connection), statements.settle, _settling(claim, locked, receipt))
 
 
-def settle_and_commit(
-    connection: Connection,
-    statements: Statements,
-    claim: Claim,
-    locked: Locked,
-    receipt: Mapping[str, object],
-) -> None:
-    """The same and COMMIT in one flush: the statement ends the transaction itself when the claim does not hold."""
-    driver = raw(connection)
-    with driver.pipeline():
-        _sent(driver, statements.settle, _settling(claim, locked, receipt))
-        # Not driver.commit(): in a pipeline that waits for the answer, and the end of the block for one more.
-        driver.cursor().execute("COMMIT", prepare=False)
-
-
-INTERRUPTED_AS = ("CLAIM_EXPIRED", "CHILD_LOST")
-"""Codes under which a claim was booked as an interruption while its owner was still alive."""
+def settle_alone(connection: Connection, statements: Statements, claim: Claim, receipt: Mapping[str, object]) -> bool:
+    """Lock the row on its fence and write the receipt in one statement; False, and nothing, when the claim is lost."""
+    told = {"lock_timeout": LOCK_WAIT, "interrupted_as": list(INTERRUPTED_AS)}
+    return bool(run_ours(connection, statements.settle_alone, **claim.naming, **told, **receipt))
 
 
 def _taken_back(locked: Locked) -> dict[str, object]:
@@ -202,11 +186,3 @@ def _taken_back(locked: Locked) -> dict[str, object]:
 
 def _settling(claim: Claim, locked: Locked, receipt: Mapping[str, object]) -> dict[str, object]:
     return {**claim.naming, "xid": locked.xid, "late": locked.late, **_taken_back(locked), **receipt}
-
-
-def _sent(
-    driver: psycopg.Connection[Any], statement: Statement, parameters: Mapping[str, object]
-) -> psycopg.Cursor[dict[str, Any]]:
-    cursor = driver.cursor(row_factory=dict_row)
-    cursor.execute(statement.driver, parameters)
-    return cursor

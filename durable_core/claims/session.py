@@ -159,6 +159,9 @@ class StepTransaction:
         lost, EffectEscaped when the handler ended the transaction itself, and whatever an
         effect raises.
         """
+        if self._session is None and not effects:
+            self.discard()
+            return self._commit_alone(receipt)
         connection, locked = self._open()
         driver = raw(connection)
         try:
@@ -172,32 +175,41 @@ class StepTransaction:
             self.discard()
             raise
         try:
-            if self._session is None:
-                try:
-                    with self._database.watch.over(driver, self._answer_seconds):
-                        protocol.settle_and_commit(connection, self._statements, self._claim, locked, receipt)
-                except Exception as error:
-                    if driver.closed or answer_lost(error):
-                        raise CommitUnknown from error
-                    raise
-                return
             # The receipt's answer is read before COMMIT is sent: SQLAlchemy's own commit events
             # run in between, and what they write must be inside the fence as well.
-            self._session.flush()
+            session = self.session()
+            session.flush()
             protocol.settle(connection, self._statements, self._claim, locked, receipt)
             try:
                 with self._acknowledged(connection):
-                    Session.commit(self._session)
+                    Session.commit(session)
             except Exception as error:
                 if driver.closed or answer_lost(error):
                     raise CommitUnknown from error
                 raise
         except DivisionByZero as unsettled:
-            if self._session is not None:
-                raise EffectEscaped(self._claim.id) from unsettled
-            raise ClaimLost(self._claim.id, self._claim.fence, None) from unsettled
+            raise EffectEscaped(self._claim.id) from unsettled
         finally:
             self.discard()
+
+    def _commit_alone(self, receipt: Mapping[str, object]) -> None:
+        """The same where there is no effect: one statement, which is the whole transaction."""
+        driver: psycopg.Connection[Any] | None = None
+        landed, fence = False, None
+        try:
+            with self._database.bounded(self._answer_seconds).autocommit() as connection:
+                driver = raw(connection)
+                landed = protocol.settle_alone(connection, self._statements, self._claim, receipt)
+                if not landed:
+                    fence = _current_fence(connection, self._statements, self._claim)
+        except DATABASE_ERRORS as error:
+            if driver is None:
+                raise LockRefused(error) from error
+            if driver.closed or answer_lost(error):
+                raise CommitUnknown from error
+            raise
+        if not landed:
+            raise ClaimLost(self._claim.id, self._claim.fence, fence)
 
     @contextmanager
     def _acknowledged(self, connection: Connection) -> Iterator[None]:

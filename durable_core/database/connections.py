@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import copy
+import math
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import psycopg
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from durable_core.database.watch import Watch
 from durable_core.errors import DefinitionError
 
-_SESSION_DEFAULT = "durable_session_default_isolation"
+_SESSION_DEFAULT, _RESTED_SINCE = "durable_session_default_isolation", "durable_rested_since"
+
+PING_AFTER_SECONDS = 1.0
+"""A connection that was used so lately is taken to be alive."""
 
 
 class Database:
@@ -105,6 +113,30 @@ class Database:
     def forget_connections(self) -> None:
         """In a forked child: drop the parent's sockets without closing them."""
         self.engine.dispose(close=False)
+
+
+def ping_rested_connections(engine: Engine, *, seconds: float = PING_AFTER_SECONDS) -> None:
+    """
+    As `pool_pre_ping=True`, for connections that rested in the pool so long: a busy worker pays no round trip for it.
+
+    One that died within this time is met by a statement. Of ours, a claim is hinted again and a commit is asked of
+    the row.
+    """
+
+    def rests(driver: DBAPIConnection | None, record: ConnectionPoolEntry) -> None:
+        record.info[_RESTED_SINCE] = time.monotonic()
+
+    def ping(driver: DBAPIConnection, record: ConnectionPoolEntry, proxy: PoolProxiedConnection) -> None:
+        if time.monotonic() - record.info.get(_RESTED_SINCE, math.inf) < seconds:
+            return
+        try:
+            engine.dialect.do_ping(driver)
+        except psycopg.Error as error:
+            # The pool drops what is as old, and makes this one anew.
+            raise InvalidatePoolError from error
+
+    event.listen(engine, "checkin", rests)
+    event.listen(engine, "checkout", ping)
 
 
 def raw(connection: Connection) -> psycopg.Connection[Any]:

@@ -59,12 +59,20 @@ def in_schema(sql: str, schema: str | None = None) -> str:
     return _QUALIFIER.sub(f'"{checked_schema(schema or current_schema())}".', sql)
 
 
+LOOK = "select 'look'"
+
+
 @dataclass(frozen=True)
 class Statement:
     """One named statement, for SQLAlchemy (`clause`) and for a bare psycopg connection (`driver`)."""
 
     name: str
     source: str
+
+    def holding(self, part: Statement) -> Statement:
+        """This statement with another in the place of its LOOK: each stays beside the act that it is of."""
+        before, after = self.source.split(LOOK)
+        return Statement(f"{self.name} {part.name}", before + part.source + after)
 
     @property
     def clause(self) -> TextClause:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
@@ -50,6 +50,25 @@ def run_raw(connection: psycopg.Connection[Any], statement: Statement, parameter
             cursor.execute(statement.driver, parameters)
         rows: list[Row] = [*cursor.fetchall()] if cursor.description else []
         return rows
+
+
+def run_ours(connection: Connection, statement: Statement, /, **parameters: object) -> list[Row]:
+    """
+    The same on a connection of our own, past SQLAlchemy, for what each delivery does: half the time of its client.
+
+    Raises the driver's errors unwrapped. A connection that was lost is SQLAlchemy's to find, so that its pool gives
+    out no other that died with it.
+    """
+    if not connection.in_transaction():
+        connection.begin()  # as SQLAlchemy would: what the driver begins without its knowledge, it does not commit
+    driver = cast("psycopg.Connection[Any]", connection.connection.dbapi_connection)
+    try:
+        return run_raw(driver, statement, parameters)
+    except psycopg.Error:
+        if driver.closed:
+            with suppress(DBAPIError):
+                connection.exec_driver_sql("select 1")
+        raise
 
 
 def _by_name(connection: psycopg.Connection[Any]) -> psycopg.Cursor[dict[str, Any]]:

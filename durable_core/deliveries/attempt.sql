@@ -151,38 +151,36 @@ select h.id, h.fence,
     ) as still_ours
 from held h
 
--- name: bound
--- before: a transaction of ours has just begun
--- after:  no lock is waited for longer than this, until the transaction ends or `unbound` runs; the session bears the
---         name of the row and the fence until the transaction ends
-select current_setting('lock_timeout') as was, set_config('lock_timeout', :lock_timeout, true) as set,
-    -- By this name a sweep knows whose lock it is, should it outlive the deadline.
-    set_config('application_name', concat('durable ', cast(:id as text), ' ', cast(:fence as bigint)), true) as named
+-- name: lock
+-- before: a transaction of ours has just begun; the row processing, or pending after a reap, under this fence, unsettled
+-- after:  nobody else can take, reap or cancel it until this transaction ends; the session bears the name of the row
+--         and the fence as long; no lock is waited for longer than it is told, until then or until `unbound`
+-- locks:  the row, first of all in its transaction and outside any savepoint; no row back means the claim is lost
+with bound as materialized (
+    select current_setting('lock_timeout') as was, set_config('lock_timeout', :lock_timeout, true) as set,
+        -- By this name a sweep knows whose lock it is, should it outlive the deadline.
+        set_config('application_name', concat('durable ', cast(:id as text), ' ', cast(:fence as bigint)), true) as named
+)
+select d.state,
+    case when d.state = 'pending' then d.error_code end as reaped_as,
+    cast(pg_current_xact_id() as text) as xid,
+    b.was as lock_timeout_was
+from bound b, durable.deliveries d
+where d.id = cast(:id as uuid)
+  and d.fence = :fence
+  and d.settled_fence < :fence
+  and d.state in ('processing', 'pending')
+for no key update of d
 
 -- name: unbound
 -- after:  the session's own bound again, for the time that user code has the transaction
 select set_config('lock_timeout', :was, true) as set
 
--- name: lock
--- before: processing, or pending after a reap, under this fence, unsettled
--- after:  nobody else can take, reap or cancel it until this transaction ends
--- locks:  the row, first of all in its transaction and outside any savepoint; no row back means the claim is lost
-select d.state,
-    case when d.state = 'pending' then d.error_code end as reaped_as,
-    cast(pg_current_xact_id() as text) as xid
-from durable.deliveries d
-where d.id = cast(:id as uuid)
-  and d.fence = :fence
-  and d.settled_fence < :fence
-  and d.state in ('processing', 'pending')
-for no key update
-
 -- name: settle
 -- before: locked by `lock` in this very transaction
 -- after:  sent, with its result as the receipt; what a reap or the parent booked for this claim is taken back
 -- locks:  the row, held already
--- A division by zero ends the transaction when the row was not settled, so that this
--- statement may travel in one flush with its COMMIT: an effect never commits without its receipt.
+-- A division by zero ends the transaction when the row was not settled: an effect never commits without its receipt.
 with settled as (
     update durable.deliveries d
     set state = 'sent',
@@ -212,6 +210,50 @@ journalled as (
     where cast(:late as boolean)
 )
 select 1 / count(*) as settled from settled
+
+-- name: settle_alone
+-- before: as for `lock`; the attempt has nothing to write but its receipt
+-- after:  as after `lock` and `settle`; no row back means the claim is lost
+-- locks:  the row, waiting no longer than it is told; under the name that `lock` gives the session
+with bound as materialized (
+    select set_config('lock_timeout', :lock_timeout, true) as set,
+        set_config('application_name', concat('durable ', cast(:id as text), ' ', cast(:fence as bigint)), true) as named
+),
+locked as materialized (
+    select d.id, d.state = 'pending' as late, case when d.state = 'pending' then d.error_code end as reaped_as
+    from bound, durable.deliveries d
+    where d.id = cast(:id as uuid)
+      and d.fence = :fence
+      and d.settled_fence < :fence
+      and d.state in ('processing', 'pending')
+    for no key update of d
+),
+settled as (
+    update durable.deliveries d
+    set state = 'sent',
+        settled_fence = :fence,
+        interruptions = d.interruptions - cast(coalesce(l.reaped_as = any (:interrupted_as), false) as integer),
+        shutdowns = d.shutdowns - cast(coalesce(l.reaped_as = 'SHUTDOWN', false) as integer),
+        result = cast(:result as jsonb),
+        held_reason = null,
+        error_code = null,
+        error_message = null,
+        owner = null,
+        lease_expires_at = null,
+        deadline_at = null,
+        finished_at = durable.durable_now()
+    from locked l
+    where d.id = l.id
+    returning d.id, d.fence, d.attempts, l.late
+),
+journalled as (
+    insert into durable.journal (row_id, contract, move, from_state, to_state, fence, attempt)
+    select s.id,
+        'delivery', 'settle late', 'pending', 'sent', s.fence, s.attempts
+    from settled s
+    where s.late
+)
+select s.fence from settled s
 
 -- name: current
 -- The fence that refused us, for a sentence; nothing is locked.

@@ -45,6 +45,10 @@ RETENTION_SECONDS = 14 * 24 * 3600.0
 """Sent, canceled and expired rows are kept so long, and so is their key; design, section 7."""
 
 
+DUE, LAPSED, OVERDUE = _statements.due_queues, _statements.a_lapsed_one, _statements.an_overdue_one
+"""Each has a row where the sweep, dispatch or reap or expire, has something to do."""
+
+
 def due_queues(connection: Connection) -> list[str]:
     """The queues that have a due row."""
     return [row["queue"] for row in run(connection, _statements.due_queues)]

@@ -80,6 +80,12 @@ from (
 ) as clock
 where d.id = any (cast(:ids as uuid[]))
 
+-- name: a_lapsed_one
+-- A row whose lease is over, if there is any: all that a quiet reap asks.
+select from durable.deliveries d
+where d.state = 'processing' and d.held_reason is null and d.lease_expires_at <= (select durable.durable_now())
+limit 1
+
 -- name: lapsed
 -- before: processing, the lease over by the database's clock
 -- after:  locked, for `reap` in the same transaction to decide; oldest lease first, or a backlog would starve them
@@ -188,6 +194,12 @@ insert into durable.journal (row_id, contract, move, from_state, to_state, fence
 select h.id,
     'delivery', 'hold', h.state, h.state, h.fence, h.attempts, cast(:reason as text)
 from held h
+
+-- name: an_overdue_one
+-- A row whose time to be useful is over, if there is any.
+select from durable.deliveries d
+where d.state = 'pending' and d.held_reason is null and d.expires_at <= (select durable.durable_now())
+limit 1
 
 -- name: overdue
 -- before: pending, its time to be useful over by the database's clock

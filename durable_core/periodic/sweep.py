@@ -14,7 +14,7 @@ from uuid_utils.compat import uuid7
 from durable_core import wakes
 from durable_core.database.connections import Database
 from durable_core.database.migrate import found, newest
-from durable_core.database.statements import beside, current_schema
+from durable_core.database.statements import Statement, beside, current_schema
 from durable_core.database.transactions import DATABASE_ERRORS, Row, is_infrastructure, run, said, sqlstate
 from durable_core.deliveries.declare import DeliveryKind, registry
 from durable_core.deliveries.enqueue import MISSING, enqueue_new
@@ -32,6 +32,15 @@ SLOT_KEY = "cron:"
 _SECOND = timedelta(seconds=1)
 
 
+NOTHING = Statement("nothing", "select where false")
+
+
+def look() -> tuple[Statement, dict[str, object]]:
+    """A statement that has a row where `fire` has something to do."""
+    declared = _declared()
+    return (_statements.look, {"declared": _said_by_code(declared)}) if declared else (NOTHING, {})
+
+
 def fire(database: Database) -> int:
     """
     Write the deliveries of the slots that are due, for the kinds that this process knows; how many.
@@ -40,7 +49,7 @@ def fire(database: Database) -> int:
     and is over, or neither. A schedule that somebody else has locked is theirs. One that fails
     keeps no other back; the first failure is raised at the end, for people to see.
     """
-    declared = {kind.name: kind for kind in registry if kind.cadence is not None}
+    declared = _declared()
     if not declared:
         return 0
     written, failure = 0, None
@@ -64,17 +73,22 @@ def fire(database: Database) -> int:
 
 def _to_look_at(database: Database, declared: dict[str, DeliveryKind[..., Any]]) -> list[Row]:
     """The schedules in which something is to be done. Raises SchemaBehind where there is no table for them yet."""
-    said_by_code = json.dumps(
-        [{"kind": name, **_terms(kind.cadence)} for name, kind in declared.items() if kind.cadence]
-    )
     try:
         with database.autocommit() as connection:
-            return run(connection, _statements.look, declared=said_by_code)
+            return run(connection, _statements.look, declared=_said_by_code(declared))
     except DATABASE_ERRORS as error:
         if sqlstate(error) not in MISSING:
             raise
         with database.autocommit() as connection:
             raise SchemaBehind(current_schema(), found(connection), newest()) from error
+
+
+def _declared() -> dict[str, DeliveryKind[..., Any]]:
+    return {kind.name: kind for kind in registry if kind.cadence is not None}
+
+
+def _said_by_code(declared: dict[str, DeliveryKind[..., Any]]) -> str:
+    return json.dumps([{"kind": name, **_terms(kind.cadence)} for name, kind in declared.items() if kind.cadence])
 
 
 def _terms(cadence: Cadence) -> dict[str, str]:

@@ -246,7 +246,7 @@ class World:
         """Whether this sweep began and ended after the instant, by `durable.loops`."""
         return bool(
             self._scalar(
-                "select count(*) from durable.loops where name = :name and began_at > :at and ended_at > began_at",
+                "select count(*) from durable.loops where name = :name and began_at > :at and ended_at >= began_at",
                 name=name, at=instant,
             )
         )  # fmt: skip

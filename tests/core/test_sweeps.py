@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import create_engine, event, text
 
 from durable_core import deliveries, wakes
 from durable_core.database.connections import Database
+from durable_core.database.statements import Statement
 from durable_core.deliveries import sweep
 from durable_core.deliveries.attempt import Outcome, perform
 from durable_core.deliveries.enqueue import enqueue_many
@@ -215,6 +217,7 @@ PRUNE = """
 import sys
 from sqlalchemy import create_engine
 from durable_core.database.connections import Database
+from durable_core.database.statements import Statement
 from durable_core.deliveries import sweep
 sweep.prune_all(Database(create_engine(sys.argv[1])), seconds=600)
 """
@@ -386,7 +389,7 @@ def test_a_reap_that_had_to_wait_for_a_lock_on_the_table_lets_owners_beat_first(
         assert not threading.Event().wait(0.06)  # a heartbeat
         clock.advance(27)
         migration.commit()
-        assert waiting.result(30) == {"moved": 0}
+        assert waiting.result(30)["moved"] == 0
     assert row(made.id).state == "processing"
     clock.advance(5)
     assert "skipped" in run_sweep(database, named("reap"), Bounds(lease_seconds=100)), "not all have beaten yet"
@@ -444,7 +447,7 @@ def test_a_backlog_of_stale_sweep_messages_costs_one_statement_each_and_moves_no
     clock.freeze()
     for one in SWEEPS:
         run_sweep(database, one, BOUNDS)
-    lost = make(state="processing")
+    lost, due = make(state="processing"), make()
     clock.advance(0.4)
     statements = []
 
@@ -459,8 +462,43 @@ def test_a_backlog_of_stale_sweep_messages_costs_one_statement_each_and_moves_no
         event.remove(engine, "before_cursor_execute", count)
     assert {tuple(answer.items()) for answer in answers} == {(("moved", 0), ("skipped", "one just ran"))}
     assert len(statements) == stale
-    assert not any("deliveries" in statement for statement in statements), "the work itself is not even looked at"
     assert row(lost.id).state == "processing"
+    assert carrier.published == []
+    assert due.id
+
+
+@pytest.mark.parametrize("name", ["dispatch", "reap", "cron", "expire"])
+def test_a_sweep_with_nothing_to_do_costs_one_statement_and_has_run(database, engine, make, clock, carrier, name):
+    clock.freeze()
+    run_sweep(database, named(name), BOUNDS)
+    make(state="processing")
+    make(countdown=120, expires=300)
+    clock.advance(20)
+    statements = []
+
+    def count(_connection, _cursor, statement, *_):
+        statements.append(statement)
+
+    event.listen(engine, "before_cursor_execute", count)
+    try:
+        assert run_sweep(database, named(name), BOUNDS) == {"moved": 0}
+    finally:
+        event.remove(engine, "before_cursor_execute", count)
+    assert len(statements) == 1
+    with engine.connect() as tx:
+        (line,) = (loop for loop in loops(tx) if loop["name"] == name)
+    assert line["began_at"] == line["ended_at"]
+    assert line["age_seconds"] == 0
+
+
+def test_a_look_that_fails_leaves_it_to_the_sweep_to_say_what_is_wrong(database, engine, clock, carrier):
+    run_sweep(database, named("expire"), BOUNDS)
+    clock.advance(20)
+    broken = replace(named("expire"), look=lambda: (Statement("broken", "select from nowhere"), {}))
+    assert run_sweep(database, broken, BOUNDS) == {"moved": 0}
+    with engine.connect() as tx:
+        (line,) = (loop for loop in loops(tx) if loop["name"] == "expire")
+    assert line["age_seconds"] < 20, "it has begun all the same"
 
 
 # --- reading ---------------------------------------------------------------------------------------
