@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from datetime import UTC
 from typing import Any
 
 from billiard.process import current_process
@@ -112,18 +113,32 @@ def _told(attempted: Attempted) -> str:
     the row holds its due time already.
     """
     match attempted.outcome:
-        case Outcome.SENT | Outcome.NOTHING_TO_DO | Outcome.CLAIM_LOST | Outcome.SNOOZED:
+        case Outcome.SENT | Outcome.NOTHING_TO_DO | Outcome.CLAIM_LOST:
             return attempted.outcome.value
         case Outcome.FAILED | Outcome.DEAD:
             # The code alone: an exception's text may hold what was in the arguments, and events go through the broker.
             raise DeliveryEnded(f"{attempted.outcome.value}: {attempted.error_code}")
         case Outcome.UNAVAILABLE:
             raise CeleryRetry(attempted.outcome.value)
+        case Outcome.SNOOZED:
+            # No success: its work is still to be done. No attempt is counted, so none is told either.
+            raise _retried(f"{attempted.outcome.value}{_until(attempted)}", attempted)
         case Outcome.RETRY | Outcome.INTERRUPTED | Outcome.UNKNOWN | Outcome.WAITING:
             said = f"{attempted.outcome.value} (attempt {attempted.attempt} of {attempted.max_attempts})"
-            reason = said if attempted.error_code is None else f"{said}: {attempted.error_code}"
-            # Celery's event names the exception inside, not the message: without one Flower shows "None".
-            raise CeleryRetry(reason, exc=DeliveryRetried(reason), when=attempted.due_at)
+            raise _retried(said, attempted)
+
+
+def _retried(said: str, attempted: Attempted) -> CeleryRetry:
+    reason = said if attempted.error_code is None else f"{said}: {attempted.error_code}"
+    # Celery's event names the exception inside, not the message: without one Flower shows "None".
+    return CeleryRetry(reason, exc=DeliveryRetried(reason), when=attempted.due_at)
+
+
+def _until(attempted: Attempted) -> str:
+    """When the row is due again, in UTC and whole seconds."""
+    if attempted.due_at is None:
+        return ""
+    return f" until {attempted.due_at.astimezone(UTC).isoformat(timespec='seconds').replace('+00:00', 'Z')}"
 
 
 def register_sweep(durable: Durable, name: str) -> None:

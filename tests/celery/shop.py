@@ -20,7 +20,7 @@ from celery import Celery
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session, sessionmaker
 
-from durable_core import Backoff, GiveUp, Retry, Step, delivery
+from durable_core import Backoff, GiveUp, Retry, Snooze, Step, delivery
 from durable_core.database.connections import raw
 from durable_core.deliveries.declare import DeliveryKind, registry
 from tests.celery import points
@@ -189,6 +189,14 @@ def retried(step: Step, message: str) -> str:
     return message
 
 
+def snoozed(step: Step, message: str) -> str:
+    """Not ready at its first claim."""
+    call_outside(step)
+    if step.fence == 1:
+        raise Snooze(0.1, message, code="NOT_THERE_YET")
+    return message
+
+
 def hopeless(step: Step, address: str) -> None:
     call_outside(step)
     raise GiveUp("no such address", code="NO_RECIPIENT")
@@ -259,6 +267,7 @@ KINDS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("brief", held, {"timeout": 8.0}),
     ("stuck", stuck, {"timeout": 1.5, "backoff": Backoff(base=600, factor=2, cap=3600)}),
     ("retried", retried, {}),
+    ("snoozed", snoozed, {}),
     ("hopeless", hopeless, {"queue": "mail"}),
     ("later", order, {}),
     ("point", point, {}),
@@ -279,6 +288,7 @@ class Shop:
     brief: DeliveryKind[..., Any]
     stuck: DeliveryKind[..., Any]
     retried: DeliveryKind[..., Any]
+    snoozed: DeliveryKind[..., Any]
     hopeless: DeliveryKind[..., Any]
     later: DeliveryKind[..., Any]
     point: DeliveryKind[..., Any]

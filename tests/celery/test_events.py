@@ -1,6 +1,7 @@
 """What Flower sees: how each delivery ended, found by the row's id, and nothing of what it carries."""
 
 import time
+from datetime import UTC, datetime
 
 from tests.celery.nodes import wait_until
 from tests.celery.shop import Shop
@@ -47,6 +48,21 @@ def test_a_failed_attempt_is_a_retry_and_no_message_with_an_eta_is_sent(world: W
     assert not any('"eta": "' in command for command in traffic.commands)
 
 
+def test_a_snooze_is_a_retry_that_says_until_when(world: World, shop_kinds: Shop) -> None:
+    """Its work is still to be done: a success would say that it is."""
+    with Events(world.app) as events:
+        row_id = world.commit(shop_kinds.snoozed, "done")
+        retried = events.wait_for("task-retried", row_id)
+        (row,) = world.sent(row_id)
+        (put_off,) = world.lines(row_id)
+
+    assert put_off.facts is not None
+    due = datetime.fromisoformat(put_off.facts["due_at"]).astimezone(UTC)
+    assert f"'snoozed until {due:%Y-%m-%dT%H:%M:%S}Z: NOT_THERE_YET'" in retried["exception"]
+    assert (row.attempts, row.snoozes, row.failures, row.result) == (2, 1, 0, "done")
+    assert not {"task-succeeded", "task-failed"} & {event["type"] for event in events.of(row_id)}
+
+
 def test_a_delivery_given_up_is_a_failure(world: World, shop_kinds: Shop) -> None:
     with Events(world.app) as events:
         row_id = world.commit(shop_kinds.hopeless, "nobody@example.org")
@@ -64,10 +80,12 @@ def test_no_payload_reaches_the_broker(world: World, shop_kinds: Shop) -> None:
             world.commit(shop_kinds.order, CANARY),
             world.commit(shop_kinds.retried, CANARY),
             world.commit(shop_kinds.hopeless, CANARY),
+            world.commit(shop_kinds.snoozed, CANARY),
         ]
         world.commit(shop_kinds.order, CANARY, queue="unread-canary")
         world.finished(*seen)
-        for row_id, end in zip(seen, ("task-succeeded", "task-retried", "task-failed"), strict=True):
+        ends = ("task-succeeded", "task-retried", "task-failed", "task-retried")
+        for row_id, end in zip(seen, ends, strict=True):
             events.wait_for(end, row_id)
         wait_until(lambda: world.broker.depth("unread-canary") > 0, "one stays in its queue")
         time.sleep(0.1)
