@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from sqlalchemy import Engine, text
 
 from durable_core.claims.journal import Line
+from durable_core.database.connections import Database
 from durable_core.deliveries.read import Delivery
+from durable_core.deliveries.sweep import IDLE_SECONDS, dispatch
 from durable_core.testing import Made, MovableClock
 from tests.cli.conftest import value_of
+from tests.conftest import Recorded
 
 Run = Callable[..., Result]
 WHO = ("--by", "dana", "--reason", "they are back")
@@ -32,6 +36,62 @@ def test_a_filter_moves_what_it_chooses_and_nothing_else(
     assert {row(row_id).state for row_id in chosen} == {"pending"}
     assert {row(row_id).state for row_id in others} == {"dead", "failed"}
     assert [(line.by, line.reason) for line in lines(chosen[0])] == [("dana", "they are back")]
+
+
+@pytest.fixture
+def hinted(database: Database, carrier: Recorded) -> Callable[[], set[str]]:
+    """The ids that a dispatch run at this instant hints; the queues of the broker are empty."""
+
+    def _hinted() -> set[str]:
+        carrier.published.clear()
+        carrier.lying.clear()
+        dispatch(database)
+        return {hint.id for hint in carrier.published}
+
+    return _hinted
+
+
+@pytest.mark.parametrize("by_ids", [True, False], ids=["ids", "filter"])
+@pytest.mark.parametrize("act", ["redrive", "reschedule", "release"])
+def test_what_an_act_makes_due_is_hinted_by_the_very_next_dispatch(
+    durable: Run, engine: Engine, make: Callable[..., Made], hinted: Callable[[], set[str]], clock: MovableClock,
+    act: str, by_ids: bool,
+) -> None:  # fmt: skip
+    """The command hints nothing, and the clock stands still: neither another sweep nor any waiting is needed."""
+    clock.freeze()
+    stopped: dict[str, dict[str, Any]] = {
+        "redrive": {"state": "dead"},
+        "reschedule": {"countdown": 7200},
+        "release": {},
+    }
+    made = {make(queue="mail", **stopped[act]).id for _ in range(3)}
+    if act == "release":
+        with engine.begin() as tx:
+            tx.execute(text("update durable.deliveries set held_reason = 'P0001: stumbled'"))
+    assert hinted() == set()
+
+    which = sorted(made) if by_ids else ("--queue", "mail")
+    when = ("--in", "0") if act == "reschedule" else ()
+    assert durable("deliveries", act, *which, *when, *WHO, "--yes").exit_code == 0
+
+    assert hinted() == made
+
+
+@pytest.mark.parametrize("act", ["cancel", "discard"])
+def test_the_next_of_a_line_that_an_act_frees_is_hinted_once_it_is_looked_at_again(
+    durable: Run, declare: Callable[..., Any], make: Callable[..., Made], hinted: Callable[[], set[str]],
+    clock: MovableClock, act: str,
+) -> None:  # fmt: skip
+    clock.freeze()
+    strict = declare(ordering="strict")
+    first = make(strict, ordering_key="line", state={"cancel": "processing", "discard": "dead"}[act])
+    second = make(strict, ordering_key="line")
+    assert hinted() == set()  # it has just been found to be behind
+
+    assert durable("deliveries", act, first.id, *WHO, "--yes").exit_code == 0
+
+    clock.advance(IDLE_SECONDS)
+    assert hinted() == {second.id}
 
 
 def test_older_than_counts_from_when_it_was_enqueued(
