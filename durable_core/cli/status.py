@@ -16,7 +16,7 @@ from durable_core.cli.where import Where, options
 from durable_core.database.statements import beside, current_schema
 from durable_core.database.transactions import run
 from durable_core.deliveries import read
-from durable_core.deliveries.read import COUNT_LIMIT, QueueLine
+from durable_core.deliveries.read import COUNT_LIMIT, EXPIRES_SOON_SECONDS, Expiries, QueueLine
 
 if TYPE_CHECKING:
     from durable_core.celery_binding import Durable
@@ -78,6 +78,7 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
         now = read.now(connection)
         queues = read.queues(connection)
         ended = read.ended(connection)
+        expiries = read.expiries(connection)
         loops = {row["name"]: row for row in sweeps.loops(connection)}
         lapsed = run(connection, _statements.lapsed)[0]["seconds"]
     lines = [_sweep(sweep, loops.get(sweep.name), durable) for sweep in sweeps.SWEEPS]
@@ -92,12 +93,16 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
                 "count_limit": COUNT_LIMIT,
                 "queues": [_queue_json(line, now) for line in queues],
                 **ended,
+                "expiring": expiries.expiring,
+                "expiring_within_seconds": EXPIRES_SOON_SECONDS,
+                "expired": expiries.expired,
+                "expired_within_seconds": expiries.expired_within_seconds,
                 "oldest_lapsed_lease_seconds": lapsed,
                 "sweeps": lines,
             }
         )
     else:
-        _print(out, queues, ended, lines, now)
+        _print(out, queues, ended, expiries, lines, now)
     if gate:
         for problem in problems:
             note(f"unhealthy: {problem}")
@@ -158,6 +163,8 @@ def _queue_json(line: QueueLine, now: datetime) -> dict[str, Any]:
         "due": line.due,
         "later": line.later,
         "processing": line.processing,
+        "paused": line.paused,
+        "behind": line.behind,
         "waiting_for_handler": line.waiting_for_handler,
     }
 
@@ -167,16 +174,19 @@ def counted(count: int) -> str:
     return f"{count}+" if count >= COUNT_LIMIT else str(count)
 
 
-def _print(out: Output, queues: list[QueueLine], ended: dict[str, int], lines: list[SweepLine], now: datetime) -> None:
+def _print(
+    out: Output, queues: list[QueueLine], ended: dict[str, int], expiries: Expiries, lines: list[SweepLine],
+    now: datetime,
+) -> None:  # fmt: skip
     if queues:
         out.table(
-            ("QUEUE", "OLDEST DUE", "DUE", "LATER", "PROCESSING", "NO HANDLER"),
+            ("QUEUE", "OLDEST DUE", "DUE", "PAUSED", "BEHIND", "NO HANDLER", "LATER", "PROCESSING"),
             [
                 (
                     line.queue,
                     None if (age := _age(line, now)) is None else span(age),
-                    counted(line.due), counted(line.later), counted(line.processing),
-                    counted(line.waiting_for_handler),
+                    counted(line.due), counted(line.paused), counted(line.behind), counted(line.waiting_for_handler),
+                    counted(line.later), counted(line.processing),
                 )
                 for line in queues
             ],
@@ -184,7 +194,11 @@ def _print(out: Output, queues: list[QueueLine], ended: dict[str, int], lines: l
     else:
         out.line("no delivery waits or runs")
     out.line()
-    out.line(f"dead {counted(ended['dead'])}, failed {counted(ended['failed'])}")
+    out.line(
+        f"dead {counted(ended['dead'])}, failed {counted(ended['failed'])}, "
+        f"expiring within {span(EXPIRES_SOON_SECONDS)} {counted(expiries.expiring)}, "
+        f"expired in the last {span(expiries.expired_within_seconds)} {counted(expiries.expired)}"
+    )
     out.line()
     out.table(
         ("SWEEP", "BEGAN", "EVERY", "MOVED", "LATE", "ERROR"),

@@ -23,6 +23,9 @@ _statements = beside(__file__)
 COUNT_LIMIT = 10_000
 """Counts stop here, so that looking costs the same with any backlog; a count at the limit means "or more"."""
 MOST_PER_PAGE = 1000
+EXPIRES_SOON_SECONDS = 3600.0
+"""A waiting delivery that expires within so long is worth a word: something may still be done about it."""
+EXPIRED_LATELY_SECONDS = 24 * 3600.0
 
 FEW = frozenset({DeliveryState.PROCESSING, DeliveryState.DEAD, DeliveryState.FAILED})
 """States with an index of their own and, in a healthy system, few rows."""
@@ -107,8 +110,8 @@ class QueueLine:
     """
     What waits and runs in one queue; counts stop at COUNT_LIMIT.
 
-    `waiting_for_handler` counts among the due rows that were read, the longest due first: of a
-    longer backlog it says nothing about the rest.
+    `paused`, `behind` (another of its ordering key) and `waiting_for_handler` count among the due rows that
+    were read, the longest due first: of a longer backlog they say nothing about the rest. One row may be in several.
     """
 
     queue: str
@@ -116,7 +119,23 @@ class QueueLine:
     due: int
     later: int
     processing: int
+    paused: int
+    behind: int
     waiting_for_handler: int
+
+
+@dataclass(frozen=True)
+class Expiries:
+    """
+    Waiting rows that expire within the hour, and rows that expired within the last `expired_within_seconds`: a day.
+
+    `expired` counts among the COUNT_LIMIT rows that were done with last: where more were in a day, it is how
+    long these took.
+    """
+
+    expiring: int
+    expired: int
+    expired_within_seconds: float
 
 
 def checked_id(row_id: str) -> str:
@@ -174,6 +193,15 @@ def queues(tx: Transaction) -> list[QueueLine]:
 def ended(tx: Transaction) -> dict[str, int]:
     """How many deliveries are dead and failed, and not discarded; counts stop at COUNT_LIMIT."""
     return dict(run(checked(tx), _statements.ended, count_limit=COUNT_LIMIT)[0])
+
+
+def expiries(tx: Transaction) -> Expiries:
+    """How many deliveries are about to lose their use, and how many lately did."""
+    (row,) = run(
+        checked(tx), _statements.expiries, count_limit=COUNT_LIMIT, soon_seconds=EXPIRES_SOON_SECONDS,
+        lately_seconds=EXPIRED_LATELY_SECONDS,
+    )  # fmt: skip
+    return Expiries(**row)
 
 
 def now(tx: Transaction) -> datetime:

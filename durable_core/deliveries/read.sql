@@ -41,6 +41,7 @@ select cast(f.id as text) as id from found f order by f.id desc limit :limit
 -- name: queues
 -- One line a queue that has waiting or running work: the age of its oldest due row first.
 -- Every count reads at most the limit of its queue's rows in that state; the names of running queues read all that run.
+-- Whether a row is behind another reads its line besides, once for each line.
 with recursive hop (queue) as (
     (select d.queue
      from durable.deliveries d
@@ -61,6 +62,11 @@ named as (
     select h.queue from hop h where h.queue is not null
     union
     select d.queue from durable.deliveries d where d.state = 'processing'
+),
+paused as materialized (
+    select p.what, p.name
+    from durable.pauses p
+    where p.ended_at is null and (p.until is null or p.until > (select durable.durable_now()))
 )
 select n.queue,
     (select min(d.due_at)
@@ -79,17 +85,34 @@ select n.queue,
         select from durable.deliveries d where d.state = 'processing' and d.queue = n.queue
         limit :count_limit) as running
     ) as processing,
+    due.paused,
+    due.behind,
     due.waiting as waiting_for_handler
 from named n,
     lateral (
-        -- The limit first, the remark after it: else a long backlog without remarks would be read to its end.
-        select count(*) as rows, count(o.waiting_for) as waiting
+        -- The limit first, the remarks after it: else a long backlog without remarks would be read to its end.
+        select count(*) as rows, count(p.waiting_for) as waiting,
+            count(*) filter (
+                where exists (select from paused s where s.name = case s.what when 'queue' then n.queue else p.kind end)
+            ) as paused,
+            count(*) filter (
+                -- Of the due rows of one line all but one are behind that one; of it alone the line is to be read.
+                where p.ordering_key is not null
+                  and case when p.place > 1 then true
+                      else durable.is_behind(p.id, p.ordering_key, p.created_at, p.has_begun, (select durable.durable_now()))
+                  end
+            ) as behind
         from (
-            select d.waiting_for
-            from durable.deliveries d
-            where d.state = 'pending' and d.queue = n.queue and d.due_at <= (select durable.durable_now())
-            order by d.due_at
-            limit :count_limit) as o
+            select o.*,
+                row_number() over (
+                    partition by o.ordering_key order by o.has_begun desc, o.created_at, o.id) as place
+            from (
+                select d.id, d.kind, d.waiting_for, d.ordering_key, d.created_at, d.attempts > 0 as has_begun
+                from durable.deliveries d
+                where d.state = 'pending' and d.queue = n.queue and d.due_at <= (select durable.durable_now())
+                order by d.due_at
+                limit :count_limit) as o
+        ) as p
     ) as due
 order by oldest_due_at nulls last, n.queue
 
@@ -104,6 +127,30 @@ select
         select from durable.deliveries d
         where d.state in ('dead', 'failed') and d.state = 'failed' and d.discarded_at is null limit :count_limit
     ) as failed) as failed
+
+-- name: expiries
+-- The waiting rows that expire soon, counted up to a limit; and, of the rows that were done with lately, the newest up
+-- to the limit and no more: how many of these expired, and of how long a time that tells.
+with done as materialized (
+    select d.state, d.finished_at
+    from durable.deliveries d
+    where d.state in ('sent', 'canceled', 'expired')
+      and d.finished_at > (select durable.durable_now() - make_interval(secs => :lately_seconds))
+    order by d.finished_at desc
+    limit :count_limit
+)
+select
+    (select count(*) from (
+        select from durable.deliveries d
+        where d.state = 'pending' and d.held_reason is null
+          and d.expires_at <= (select durable.durable_now() + make_interval(secs => :soon_seconds))
+        limit :count_limit
+    ) as soon) as expiring,
+    (select count(*) from done n where n.state = 'expired') as expired,
+    case when (select count(*) from done) < :count_limit
+        then :lately_seconds
+        else cast(extract(epoch from durable.durable_now() - (select min(n.finished_at) from done n)) as float8)
+    end as expired_within_seconds
 
 -- name: now
 select durable.durable_now() as now

@@ -6,6 +6,7 @@ import pytest
 from click.testing import Result
 from sqlalchemy import Connection, Engine, text
 
+from durable_core import deliveries
 from durable_core.cli import status as status_room
 from durable_core.cli.status import counted, is_late
 from durable_core.database import migrate
@@ -13,6 +14,7 @@ from durable_core.database.connections import Database
 from durable_core.deliveries.attempt import wait_for_handler
 from durable_core.deliveries.declare import DeliveryKind
 from durable_core.deliveries.read import COUNT_LIMIT
+from durable_core.deliveries.sweep import expire
 from durable_core.testing import Made, MovableClock
 from tests.cli.conftest import value_of
 
@@ -242,6 +244,77 @@ def test_counts_read_no_more_rows_than_the_limit(
     (queue,) = value_of(durable("status", "--json"))["queues"]
 
     assert (queue["processing"], queue["due"], queue["waiting_for_handler"]) == (2, 2, 0)
+
+
+def test_what_is_paused_behind_another_or_without_a_handler_is_counted_among_what_is_due(
+    durable: Run, engine: Engine, database: Database, declare: Callable[..., DeliveryKind[..., Any]],
+    make: Callable[..., Made],
+) -> None:  # fmt: skip
+    kind, paused = declare(), declare()
+    make(kind, queue="letters")
+    make(paused)
+    make(paused, countdown=600)
+    for _ in range(3):
+        make(kind, ordering_key="a")
+    # Of this line one runs, in another queue.
+    make(kind, queue="elsewhere", ordering_key="b", state="processing")
+    make(kind, ordering_key="b")
+    make(paused, ordering_key="c")
+    unknown = make(kind)
+    assert wait_for_handler(database, kind.name, unknown.id)
+    with engine.begin() as tx:
+        deliveries.pause(tx, "queue", "letters", by="dana", reason="away")
+        deliveries.pause(tx, "kind", paused.name, by="dana", reason="away")
+
+    queues = {line["queue"]: line for line in value_of(durable("status", "--json"))["queues"]}
+
+    found = {name: (line["due"], line["paused"], line["behind"]) for name, line in queues.items()}
+    assert found == {"letters": (1, 1, 0), "durable": (7, 2, 3), "elsewhere": (0, 0, 0)}
+    assert (queues["durable"]["waiting_for_handler"], queues["durable"]["later"]) == (1, 1)
+    lines = durable("status").stdout.splitlines()
+    table = {line.split()[0]: line.split()[-6:] for line in lines[:4]}
+    assert table["durable"] == ["7", "2", "3", "1", "1", "0"]
+
+
+def test_what_expires_soon_and_what_expired_lately_is_counted(
+    durable: Run, database: Database, make: Callable[..., Made], clock: MovableClock
+) -> None:
+    make(expires=10)
+    clock.advance(11)
+    assert expire(database) == 1
+    clock.advance(86400)
+    for _ in range(2):
+        make(expires=10)
+    make(expires=3500)
+    make(expires=3700, countdown=100)
+    make(state="sent")
+    clock.advance(11)
+    assert expire(database) == 2
+
+    seen = value_of(durable("status", "--json"))
+
+    assert (seen["expiring"], seen["expiring_within_seconds"]) == (1, 3600)
+    assert (seen["expired"], seen["expired_within_seconds"]) == (2, 86400)
+    assert "expiring within 1h 1, expired in the last 1d 2" in durable("status").stdout
+
+
+def test_of_more_rows_than_the_limit_the_newest_are_read_and_the_time_they_took_is_said(
+    durable: Run, database: Database, make: Callable[..., Made], clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("durable_core.deliveries.read.COUNT_LIMIT", 2)
+    make(expires=10)
+    clock.advance(11)
+    assert expire(database) == 1
+    clock.advance(100)
+    clock.freeze()
+    make(state="sent")
+    clock.advance(60)
+    make(state="sent")
+
+    seen = value_of(durable("status", "--json"))
+
+    assert (seen["expired"], seen["expired_within_seconds"]) == (0, 60)
+    assert "expired in the last 1m 0" in durable("status").stdout
 
 
 def test_late_is_more_than_three_intervals() -> None:

@@ -41,6 +41,7 @@ EXPECTED = {
     "next_of_line": ("deliveries_line", "ordering_key", 20),
     "queues": ("deliveries_due", "due_at", 10_000),
     "ended": ("deliveries_dead", None, 50),
+    "expiries": ("deliveries_finished", "finished_at", 10_500),
     "keep": ("deliveries_pkey", None, 2000),
     "reap": ("deliveries_pkey", None, 6000),
     "page": ("deliveries_pkey", None, 200),
@@ -142,6 +143,10 @@ def test_every_hot_statement_finds_its_rows_by_an_index_and_reads_no_more_than_i
         "next_of_line": (ended._statements.next_of_line, {"ordering_key": "a line"}),
         "queues": (read._statements.queues, {"count_limit": 10_000}),
         "ended": (read._statements.ended, {"count_limit": 10_000}),
+        "expiries": (
+            read._statements.expiries,
+            {"count_limit": 10_000, "soon_seconds": 3600.0, "lately_seconds": 86400.0},
+        ),
         "keep": (attempt._statements.keep, {"ids": held, "fences": [1] * 100, "lease_seconds": 30.0}),
         "reap": (
             sweep._statements.reap,

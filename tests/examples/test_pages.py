@@ -20,7 +20,7 @@ from durable_core.celery_binding.settings import Settings
 from durable_core.claims.claim import Holder
 from durable_core.cli.main import main as durable_command
 from durable_core.database import environment
-from durable_core.deliveries import attempt, keys, options, slots, sweep
+from durable_core.deliveries import attempt, keys, options, read, slots, sweep
 from durable_core.deliveries.declare import DeliveryKind, delivery, registry
 from durable_core.deliveries.read import Delivery
 from durable_core.errors import DurableError
@@ -309,6 +309,15 @@ def test_the_states_and_moves_of_the_contract_are_legal() -> None:
     assert [name for name in words(section) if name in set(DeliveryState)] == [state.value for state in DeliveryState]
     moves = {name for move in DELIVERY_MOVES for name in move.names}
     assert {row[0] for row in CONTRACT.table("move")} <= moves | {"enqueue", "keep"}
+
+
+def test_the_numbers_of_what_is_hinted_late_and_what_is_counted_are_those_of_the_code() -> None:
+    dispatch = next(swept.interval for swept in sweeps.SWEEPS if swept.name == "dispatch")
+    hinted, status = (" ".join(page(name).text.split()) for name in ("docs/daily.md", "docs/operating.md"))
+    assert f"hinted by the next dispatch, within about {dispatch:g} s" in hinted
+    assert f"frees within about {sweep.IDLE_SECONDS + dispatch:g} s" in hinted
+    assert f"of the {read.COUNT_LIMIT:,} rows that were done with last" in status
+    assert (read.EXPIRES_SOON_SECONDS, read.EXPIRED_LATELY_SECONDS) == (3600, 86400)
 
 
 def test_the_codes_variables_and_numbers_of_the_ready_kinds_are_those_of_the_code() -> None:
