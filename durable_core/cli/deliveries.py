@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ from durable_core.cli.acts import ACTS
 from durable_core.cli.database import reading
 from durable_core.cli.output import Output, instant, note, span
 from durable_core.cli.where import Where, options
+from durable_core.cli.why import says, why
 from durable_core.deliveries import read
 from durable_core.deliveries.read import MOST_PER_PAGE, Delivery
-from durable_core.states import TERMINAL, DeliveryState
+from durable_core.deliveries.waiting import waits_of
+from durable_core.states import DeliveryState
 
 if TYPE_CHECKING:
     from durable_core.celery_binding import Durable
@@ -82,9 +85,12 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
             _learn_secrets(durable)
         now = read.now(connection)
         row = read.get(connection, row_id)
+        found = waits_of(connection, row)
         lines = journal.read(connection, row.id)
     if as_json:
-        out.answer({**_json(row, arguments=arguments), "why": why(row, now), "journal": lines})
+        waiting = [{**asdict(one), "blocks": one.blocks, "says": says(row, one, now)} for one in found]
+        told = {"why": " ".join(why(row, found, now)), "waits": waiting, "journal": lines}
+        out.answer({**_json(row, arguments=arguments), **told})
         return
     out.facts(
         [
@@ -93,7 +99,7 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
             ("queue", f"{row.queue}, priority {row.priority}"),
             ("key", row.key),
             ("state", row.state.value),
-            ("why", why(row, now)),
+            *(("why", sentence) for sentence in why(row, found, now)),
             ("held", row.held_reason),
             ("attempts", attempts(row)),
             ("interrupted", f"{row.interruptions} of {row.max_interruptions}" if row.interruptions else None),
@@ -136,61 +142,6 @@ def attempts(row: Delivery) -> str:
     """How much of the budget is used: "2 of 5". Interruptions have a budget of their own and are left out."""
     running = row.state in (DeliveryState.PROCESSING, DeliveryState.SENT)
     return f"{row.failures + running} of {row.max_attempts}"
-
-
-def why(row: Delivery, now: datetime) -> str:
-    """In one sentence: what the delivery waits for, or how it ended."""
-    if row.held_reason and row.state not in TERMINAL:
-        # Before anything else: whatever it seems to wait for, no sweep and no claim will come to it.
-        return (
-            f"held back by a sweep that failed on it ({row.held_reason}); "
-            f"release it with `durable deliveries release {row.id}`."
-        )
-    match row.state:
-        case DeliveryState.PENDING:
-            return _why_pending(row, now)
-        case DeliveryState.PROCESSING:
-            return _why_processing(row, now)
-        case DeliveryState.SENT:
-            return "done: its handler returned and its receipt was committed."
-        case DeliveryState.FAILED:
-            return f"given up for good ({row.error_code}); it leaves only by a redrive."
-        case DeliveryState.DEAD:
-            spent = (
-                f"{row.interruptions} lost workers" if row.failures < row.max_attempts else f"{row.failures} failures"
-            )
-            return f"its budget was spent by {spent} ({row.error_code}); it leaves only by a redrive."
-        case DeliveryState.CANCELED:
-            return "canceled: it was taken back before it was done."
-        case DeliveryState.EXPIRED:
-            return "expired: its time to be useful passed before it was done."
-
-
-def _why_pending(row: Delivery, now: datetime) -> str:
-    if row.due_at > now:
-        until = span((row.due_at - now).total_seconds())
-        if row.waiting_for == "arguments":
-            return (
-                f"its arguments do not fit the handler of the last worker that took it; tried again in {until}: "
-                "deploy the code that fits them."
-            )
-        if row.error_code and row.attempts:
-            return f"its last attempt ended with {row.error_code}; the next is due in {until}."
-        return f"it is not due before {until} have passed."
-    late = span((now - row.due_at).total_seconds())
-    if row.waiting_for == "handler":
-        return f"due for {late}; a worker that was told of it does not know kind {row.kind}: deploy its code there."
-    return f"due for {late}; it waits for a free worker that reads queue {row.queue}."
-
-
-def _why_processing(row: Delivery, now: datetime) -> str:
-    running = "" if row.claimed_at is None else f" for {span((now - row.claimed_at).total_seconds())}"
-    place = f"process {row.owner_pid} on {row.owner_host}"
-    if row.lease_expires_at is not None and row.lease_expires_at <= now:
-        silent = span((now - row.lease_expires_at).total_seconds())
-        return f"running{running} in {place}, whose lease lapsed {silent} ago: the next reap takes it back."
-    left = "" if row.deadline_at is None else f"; its time is over in {span((row.deadline_at - now).total_seconds())}"
-    return f"running{running} in {place}{left}."
 
 
 def _due(row: Delivery, now: datetime) -> str:

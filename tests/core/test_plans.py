@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from durable_core.claims.claim import Holder
-from durable_core.deliveries import attempt, ended, read, sweep
+from durable_core.deliveries import attempt, ended, read, sweep, waiting
 from durable_core.deliveries.declare import terms
 from durable_core.testing import create_database, drop_database, make_delivery, migrated
 
@@ -42,6 +42,7 @@ EXPECTED = {
     "queues": ("deliveries_due", "due_at", 10_000),
     "ended": ("deliveries_dead", None, 50),
     "expiries": ("deliveries_finished", "finished_at", 10_500),
+    "ahead": ("deliveries_line", "ordering_key", 50),
     "keep": ("deliveries_pkey", None, 2000),
     "reap": ("deliveries_pkey", None, 6000),
     "page": ("deliveries_pkey", None, 200),
@@ -109,6 +110,7 @@ def test_every_hot_statement_finds_its_rows_by_an_index_and_reads_no_more_than_i
     holder = Holder()
     with full.begin() as tx:
         made = make_delivery(tx, kind)
+        behind = [make_delivery(tx, kind, ordering_key="plans") for _ in range(3)][-1]
         held, old = (
             [
                 str(row_id)
@@ -147,6 +149,7 @@ def test_every_hot_statement_finds_its_rows_by_an_index_and_reads_no_more_than_i
             read._statements.expiries,
             {"count_limit": 10_000, "soon_seconds": 3600.0, "lately_seconds": 86400.0},
         ),
+        "ahead": (waiting._statements.ahead, {"id": behind.id}),
         "keep": (attempt._statements.keep, {"ids": held, "fences": [1] * 100, "lease_seconds": 30.0}),
         "reap": (
             sweep._statements.reap,

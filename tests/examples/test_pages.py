@@ -20,7 +20,7 @@ from durable_core.celery_binding.settings import Settings
 from durable_core.claims.claim import Holder
 from durable_core.cli.main import main as durable_command
 from durable_core.database import environment
-from durable_core.deliveries import attempt, keys, options, read, slots, sweep
+from durable_core.deliveries import Cause, attempt, keys, options, read, slots, sweep
 from durable_core.deliveries.declare import DeliveryKind, delivery, registry
 from durable_core.deliveries.read import Delivery
 from durable_core.errors import DurableError
@@ -309,6 +309,11 @@ def test_the_states_and_moves_of_the_contract_are_legal() -> None:
     assert [name for name in words(section) if name in set(DeliveryState)] == [state.value for state in DeliveryState]
     moves = {name for move in DELIVERY_MOVES for name in move.names}
     assert {row[0] for row in CONTRACT.table("move")} <= moves | {"enqueue", "keep"}
+
+
+def test_every_cause_of_waiting_is_explained_and_no_other() -> None:
+    shown = [word for row in page("docs/daily.md").table("cause") for word in words(row[0])]
+    assert shown == [cause.value for cause in Cause]
 
 
 def test_the_numbers_of_what_is_hinted_late_and_what_is_counted_are_those_of_the_code() -> None:

@@ -1,0 +1,122 @@
+"""Words about one delivery: what it waits for, or how it ended."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import assert_never
+
+from durable_core.cli.output import instant, span
+from durable_core.deliveries.paused import Pause
+from durable_core.deliveries.read import Delivery
+from durable_core.deliveries.waiting import Ahead, Cause, Wait
+from durable_core.states import TERMINAL, DeliveryState
+
+
+def why(row: Delivery, waits: list[Wait], now: datetime) -> list[str]:
+    """In sentences: all that a pending delivery waits for, or, of any other, where it is or how it ended."""
+    if row.state is DeliveryState.PENDING:
+        return [says(row, wait, now) for wait in waits]
+    if row.held_reason and row.state not in TERMINAL:
+        # Before anything else: whatever it seems to wait for, no sweep and no claim will come to it.
+        return [_held(row)]
+    match row.state:
+        case DeliveryState.PROCESSING:
+            return [_processing(row, now)]
+        case DeliveryState.SENT:
+            return ["done: its handler returned and its receipt was committed."]
+        case DeliveryState.FAILED:
+            return [f"given up for good ({row.error_code}); it leaves only by a redrive."]
+        case DeliveryState.DEAD:
+            spent = (
+                f"{row.interruptions} lost workers" if row.failures < row.max_attempts else f"{row.failures} failures"
+            )
+            return [f"its budget was spent by {spent} ({row.error_code}); it leaves only by a redrive."]
+        case DeliveryState.CANCELED:
+            return ["canceled: it was taken back before it was done."]
+        case DeliveryState.EXPIRED:
+            return ["expired: its time to be useful passed before it was done."]
+
+
+def says(row: Delivery, wait: Wait, now: datetime) -> str:
+    """One thing that a pending delivery waits for, in a sentence."""
+    match wait.cause:
+        case Cause.HELD:
+            return _held(row)
+        case Cause.PAUSED:
+            assert wait.pause is not None
+            return _paused(wait.pause, now)
+        case Cause.BEHIND:
+            assert wait.ahead is not None
+            return _behind(row, wait.ahead, now)
+        case Cause.EXPIRED:
+            assert row.expires_at is not None
+            return f"its time to be useful passed {_between(row.expires_at, now)} ago: the next expire sweep ends it."
+        case Cause.NOT_DUE:
+            until = _between(now, row.due_at)
+            if row.error_code and row.attempts:
+                return f"its last attempt ended with {row.error_code}; the next is due in {until}."
+            return f"it is not due before {until} have passed."
+        case Cause.ARGUMENTS:
+            return (
+                "its arguments do not fit the handler of the last worker that took it: deploy the code that fits them."
+            )
+        case Cause.HANDLER:
+            return f"{_due(row, now)}a worker that was told of it does not know kind {row.kind}: deploy its code there."
+        case Cause.WORKER:
+            return f"{_due(row, now)}it waits for a free worker that reads queue {row.queue}."
+        case Cause.EXPIRES_SOON:
+            assert row.expires_at is not None
+            left = _between(now, row.expires_at)
+            if row.expires_at <= row.due_at:
+                return f"it expires in {left}, before it is due."
+            return f"it expires in {left}, unless a worker has begun it by then."
+        case _:
+            assert_never(wait.cause)
+
+
+def _held(row: Delivery) -> str:
+    return (
+        f"held back by a sweep that failed on it ({row.held_reason}); "
+        f"release it with `durable deliveries release {row.id}`."
+    )
+
+
+def _paused(pause: Pause, now: datetime) -> str:
+    end = (
+        f"until somebody resumes it with `durable resume --{pause.what} {pause.name}`"
+        if pause.until is None
+        else f"until {instant(pause.until)}, in {_between(now, pause.until)}"
+    )
+    return f"{pause.what} {pause.name} is paused by {pause.by} ({pause.reason}), {end}."
+
+
+def _behind(row: Delivery, ahead: Ahead, now: datetime) -> str:
+    """Where one that is ahead has troubles of its own, `show` of it tells them."""
+    found = f"behind delivery {ahead.id} of the same ordering key {row.ordering_key}, which "
+    match ahead.state:
+        case DeliveryState.PROCESSING:
+            return f"{found}is processing."
+        case DeliveryState.PENDING if ahead.due_at > now:
+            return f"{found}has begun and is pending, due in {_between(now, ahead.due_at)}."
+        case DeliveryState.PENDING:
+            return f"{found}is pending."
+        case _:
+            return f"{found}is {ahead.state.value}: redrive or discard that one."
+
+
+def _due(row: Delivery, now: datetime) -> str:
+    return f"due for {_between(row.due_at, now)}; " if row.due_at <= now else ""
+
+
+def _between(since: datetime, until: datetime) -> str:
+    return span((until - since).total_seconds())
+
+
+def _processing(row: Delivery, now: datetime) -> str:
+    running = "" if row.claimed_at is None else f" for {span((now - row.claimed_at).total_seconds())}"
+    place = f"process {row.owner_pid} on {row.owner_host}"
+    if row.lease_expires_at is not None and row.lease_expires_at <= now:
+        silent = span((now - row.lease_expires_at).total_seconds())
+        return f"running{running} in {place}, whose lease lapsed {silent} ago: the next reap takes it back."
+    left = "" if row.deadline_at is None else f"; its time is over in {span((row.deadline_at - now).total_seconds())}"
+    return f"running{running} in {place}{left}."
