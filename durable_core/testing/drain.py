@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,6 +24,7 @@ from durable_core.errors import GiveUp, Retry
 from durable_core.testing.databases import MovableClock
 from durable_core.testing.deliveries import Made
 
+log = logging.getLogger(__name__)  # no logger of operation, like those that begin with `durable.`
 _statements = beside(__file__)
 
 MIDDLE = 0.5
@@ -39,7 +41,8 @@ def drain(
     Carry out what is due, the most overdue first, and what that enqueues, until nothing is; what each attempt came to.
 
     Committed rows only, one after the other, of the kinds declared in this process, in `queue` or in all. What a
-    handler raises is that row's outcome. With `through` the movable clock goes on from due time to due time, so
+    handler raises is that row's outcome, and goes with its traceback to the log, which pytest shows beside a test
+    that failed. With `through` the movable clock goes on from due time to due time, so
     retries happen as well; at the end it has moved by that much.
 
     No time limit ends a handler here, and rows that another connection has locked are passed over.
@@ -125,8 +128,17 @@ def _all_due(worker: Worker, queue: str | None, limit: int, done: list[Attempted
             raise AssertionError(f"drain stopped after {limit} attempts and more is due; the last were of {last}")
         attempted = perform_due(worker, 1, queue=found[0]["queue"])
         done.extend(attempted)
+        for one in attempted:
+            if one.error_code is not None and one.outcome is not Outcome.SNOOZED:
+                _tell(worker.database, one)
         # Due and not to be had: somebody else has locked it. The other queues come first, then that is all.
         taken = [] if attempted else [*taken, found[0]["queue"]]
+
+
+def _tell(database: Database, one: Attempted) -> None:
+    with database.transaction() as tx:
+        row = read.get(tx, one.id)
+    log.warning("%s, attempt %d: %s: %s", one.kind, one.attempt, one.outcome, row.error_message)
 
 
 def _names() -> list[str]:
