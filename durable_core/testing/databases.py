@@ -10,16 +10,19 @@ from datetime import datetime
 from pathlib import Path
 
 from psycopg import sql
-from sqlalchemy import URL, Engine, create_engine, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
+from sqlalchemy.exc import OperationalError
 
 import durable_core.database
 from durable_core.database.connections import Database
-from durable_core.database.migrate import migrate
 from durable_core.database.statements import Statements, beside, current_schema, in_schema
-from durable_core.database.transactions import run
+from durable_core.database.transactions import LOCK_TIMEOUT, run, sqlstate
 
 _statements = beside(__file__)
 _clock = Statements(Path(durable_core.database.__file__).with_name("clock.sql"))
+
+LOCK_SECONDS = 10
+"""How long emptying waits for a transaction that is still open before it ends it."""
 
 TABLES = ("deliveries", "journal", "loops", "pauses", "schedules")
 
@@ -53,30 +56,25 @@ def clear(engine: Engine) -> None:
     """
     Delete every durable row and line, past the guards: for a test database only, as its superuser.
 
-    A transaction that a test forgot to end makes this fail rather than hang.
+    A transaction that a test forgot to end makes this fail after 10 s rather than hang: it is ended, the rows go,
+    and AssertionError says so.
     """
-    with engine.begin() as connection:
-        connection.execute(text("set local lock_timeout = '10s'"))
-        connection.execute(text("set local session_replication_role = replica"))
-        for table in TABLES:
-            connection.execute(text(in_schema(f"delete from durable.{table}")))
+    _at_last(engine, _clear)
 
 
 def empty(engine: Engine) -> None:
     """
     `clear`, then empty every table of the host's own, except those of extensions, and start their identities anew.
 
-    Rows that a migration of the host's wrote go too. A transaction that a test forgot to end makes this fail
-    rather than hang.
+    Rows that a migration of the host's wrote go too. A transaction that a test forgot to end makes this fail as it
+    makes `clear`.
     """
-    clear(engine)
-    with engine.begin() as connection:
-        connection.execute(text("set local lock_timeout = '10s'"))
-        found = run(connection, _statements.host_tables, durable=current_schema())
-        if found:
-            tables = sql.SQL(", ").join(sql.Identifier(table["schema"], table["name"]) for table in found)
-            truncate = sql.SQL("truncate {} restart identity cascade").format(tables)
-            connection.exec_driver_sql(truncate.as_string(None).replace("%", "%%"))
+
+    def both(connection: Connection) -> None:
+        _clear(connection)
+        _truncate_the_hosts(connection)
+
+    _at_last(engine, both)
 
 
 class MovableClock:
@@ -123,6 +121,9 @@ class MovableClock:
 
 def migrated(url: str | URL) -> Engine:
     """An engine on this database, brought to the newest schema."""
+    # Not at the top: Alembic takes a third of a second to import, which every pytest run of the environment would wait.
+    from durable_core.database.migrate import migrate
+
     engine = create_engine(url)
     migrate(engine)
     return engine
@@ -137,6 +138,8 @@ def fresh_database(server: str | URL, prepare: Callable[[Engine], None] | None =
     under pytest-xdist, then a number drawn at random, so two runs on one server never meet. `prepare` makes the
     host's own tables. A process that is killed leaves its database behind.
     """
+    from durable_core.database.migrate import migrate
+
     name = f"durable_test_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{secrets.token_hex(4)}"
     engine = create_engine(create_database(server, name))
     try:
@@ -157,3 +160,42 @@ def _on_server(url: URL, statement: str) -> None:
             connection.execute(text(statement))
     finally:
         engine.dispose()
+
+
+def _clear(connection: Connection) -> None:
+    connection.execute(text("set local session_replication_role = replica"))
+    for table in TABLES:
+        connection.execute(text(in_schema(f"delete from durable.{table}")))
+    connection.execute(text("set local session_replication_role = origin"))
+
+
+def _truncate_the_hosts(connection: Connection) -> None:
+    found = run(connection, _statements.host_tables, durable=current_schema())
+    if found:
+        tables = sql.SQL(", ").join(sql.Identifier(table["schema"], table["name"]) for table in found)
+        truncate = sql.SQL("truncate {} restart identity cascade").format(tables)
+        connection.exec_driver_sql(truncate.as_string(None).replace("%", "%%"))
+
+
+def _at_last(engine: Engine, emptying: Callable[[Connection], None]) -> None:
+    """Empty it even past a transaction that was left open: else every test behind this one meets its rows and locks."""
+    __tracebackhide__ = True
+    try:
+        _in_time(engine, emptying)
+        return
+    except OperationalError as error:
+        if sqlstate(error) != LOCK_TIMEOUT:
+            raise
+        with engine.begin() as connection:
+            ended = run(connection, _statements.end_left_open)
+        if not ended:
+            raise
+    _in_time(engine, emptying)
+    said = "; ".join(" ".join(str(one["query"]).split())[:200] for one in ended)
+    raise AssertionError(f"a transaction was left open, so the tables could not be emptied; it last said: {said}")
+
+
+def _in_time(engine: Engine, emptying: Callable[[Connection], None]) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(f"set local lock_timeout = '{LOCK_SECONDS}s'"))
+        emptying(connection)

@@ -1,4 +1,4 @@
--- The host's own tables in a test database.
+-- Emptying a test database: the host's own tables in it, and who is in the way.
 
 -- name: host_tables
 -- Those outside of our schema that no extension brought along.
@@ -13,3 +13,9 @@ where c.relkind in ('r', 'p')
   and not exists (
     select from pg_depend e where e.classid = cast('pg_class' as regclass) and e.objid = c.oid and e.deptype = 'e')
 order by n.nspname, c.relname
+
+-- name: end_left_open
+-- Ends the backends of this database that idle within a transaction; what each said last.
+select a.pid, a.query, pg_terminate_backend(a.pid, 5000) as ended
+from pg_stat_activity a
+where a.datname = current_database() and a.pid <> pg_backend_pid() and a.state like 'idle in transaction%'
