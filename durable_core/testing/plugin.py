@@ -1,8 +1,9 @@
 """
 The pytest plugin: fixtures that begin with `durable_`, and an ini option for the name of the Celery app.
 
-Every pytest run of an environment that has this package loads this module, so it asks for nothing but pytest until a
-fixture of it is used; and nothing else of the package asks for pytest.
+Every pytest run of an environment that has this package loads this module, and with it the package: a second. Celery,
+Alembic and the servers wait until a fixture is used; `-p no:durable` leaves out all of it. Nothing else of the package
+asks for pytest.
 """
 
 from __future__ import annotations
@@ -99,15 +100,20 @@ def durable_engine(durable_database: Database) -> Iterator[Engine]:
     from durable_core.testing.databases import MovableClock, empty
 
     yield durable_database.engine
-    empty(durable_database.engine)
-    MovableClock(durable_database.engine).reset()
+    try:
+        empty(durable_database.engine)
+    finally:
+        MovableClock(durable_database.engine).reset()
 
 
 @pytest.fixture
-def durable_session(durable_database: Database) -> Iterator[Session]:
+def durable_session(durable_database: Database, request: pytest.FixtureRequest) -> Iterator[Session]:
     """A session in a transaction that is rolled back at the end; a commit of it is a savepoint, so it goes too."""
     from sqlalchemy.orm import Session
 
+    if "durable_engine" in request.fixturenames:
+        # Whatever their order in the test's signature, the locks of this transaction go before the tables are emptied.
+        request.getfixturevalue("durable_engine")
     with durable_database.engine.connect() as connection:
         outer = connection.begin()
         with Session(connection, join_transaction_mode="create_savepoint") as session:
@@ -152,6 +158,11 @@ def _durable_worker(
         durable_app, durable_worker_arguments, tmp_path_factory.mktemp("durable_worker"), environment
     )
     try:
+        try:
+            # Here, so that pytest remembers what it came to: an app that does not start is waited for once in a run.
+            worker.start()
+        except RuntimeError as error:
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
         yield worker
     finally:
         worker.stop()

@@ -34,7 +34,7 @@ class WorkerProcess:
             # Beat within the worker: a test that kills it has killed all there is, and time goes on when it is back.
             "--beat", "--schedule", str(folder / "beat"), *arguments,
         ]  # fmt: skip
-        self._environment = dict(environment)
+        self._app, self._environment = app, dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
         self._said_until = 0
         self._frozen = False
@@ -50,12 +50,18 @@ class WorkerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it, or thaw it, and return once it takes work. Raises RuntimeError, with the end of its log."""
+        """
+        Start it, or thaw it, and return once it takes work.
+
+        Raises RuntimeError, with what it wrote, where it ends before that or takes longer than 90 s.
+        """
+        __tracebackhide__ = True
         refuse_without_groups()
         self.thaw()
         if self.alive:
             return
         self._ready.unlink(missing_ok=True)
+        before = len(self.log())
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -67,7 +73,8 @@ class WorkerProcess:
             if code is not None or time.monotonic() > end:
                 self.kill()
                 what = f"ended with {code}" if code is not None else f"was not ready within {READY_SECONDS:g} s"
-                raise RuntimeError(f"the worker {what}; the end of its log:\n{self.log()[-3000:]}")
+                wrote = self.log()[before:].strip()[-3000:] or "nothing"
+                raise RuntimeError(f"the worker of {self._app} {what} and took no work; it wrote:\n{wrote}")
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -128,7 +135,8 @@ def killed_worker(worker: WorkerProcess, *, restart: bool = True) -> Iterator[Wo
     Kill the whole worker as by `kill -9`, and start it again at the end of the block.
 
     What it held stays `processing` until its lease is over and a sweep takes it back: advance the clock, or give the
-    app a short `durable_lease_seconds`. With `restart=False` it stays down for the rest of the test.
+    app a short `durable_lease_seconds`. With `restart=False` it stays down for the rest of the test, and is started
+    again for the next that asks for it.
     Raises NotImplementedError on a platform without process groups.
     """
     refuse_without_groups()
