@@ -78,6 +78,15 @@ def test_a_killed_worker_leaves_the_order_to_the_next(
     assert (row.state, row.interruptions, confirmed(durable_engine, order_id)) == ("sent", 1, 1)
 
 
+def test_without_a_worker_the_order_waits(durable_engine: Engine, durable_worker: WorkerProcess) -> None:
+    with killed_worker(durable_worker, restart=False):
+        pass
+    with durable_engine.begin() as tx:
+        ref = confirm.enqueue(tx, new_order(durable_engine))
+    with pytest.raises(TimeoutError):
+        wait_for(durable_engine, ref, seconds=2)
+
+
 def test_a_frozen_worker_does_nothing_until_it_goes_on(durable_engine: Engine, durable_worker: WorkerProcess) -> None:
     with frozen_worker(durable_worker):
         with durable_engine.begin() as tx:

@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.orm import Session
 
-from durable_core import GiveUp, InvalidArguments, Retry, deliveries, enqueue_by_name
-from durable_core.testing import assert_enqueued, drain, empty, refute_enqueued, run_one
+from durable_core import (
+    GiveUp,
+    InvalidArguments,
+    NotFound,
+    Retry,
+    Snooze,
+    deliveries,
+    enqueue_by_name,
+    enqueue_many,
+)
+from durable_core.testing import (
+    MovableClock,
+    WorkerProcess,
+    assert_enqueued,
+    clear,
+    cloned_database,
+    create_database,
+    databases,
+    drain,
+    drop_database,
+    empty,
+    fresh_database,
+    make_delivery,
+    migrated,
+    refute_enqueued,
+    run_one,
+    wait_for,
+    wait_until_blocked,
+    wait_until_somebody_blocks,
+    worker,
+)
 from durable_core.testing.servers import _own_database
 
 
@@ -94,6 +125,14 @@ def test_a_psycopg_connection_and_a_session_are_transactions_too(engine, conn, d
         refute_enqueued(conn, kind)
 
 
+def test_the_oldest_of_many_is_found(conn, declare):
+    kind = declare(greet)
+    oldest = kind.enqueue(conn, "Ann")
+    enqueue_many(conn, [kind.options().new("Bob") for _ in range(1001)])
+    assert [row.id for row in assert_enqueued(conn, kind, "Ann")] == [oldest.id]
+    assert len(assert_enqueued(conn, kind)) == 1002
+
+
 # --- drain --------------------------------------------------------------------------------------------
 
 
@@ -165,6 +204,96 @@ def test_drain_refuses_a_transaction_that_is_not_its_own(conn):
         drain(conn)
 
 
+def test_drain_takes_the_most_overdue_first_whatever_its_queue(engine, clock, declare):
+    kind = declare(greet)
+    clock.freeze()
+    with engine.begin() as tx:
+        third, first, second = (
+            kind.options(queue=queue, countdown=countdown).enqueue(tx, "Ann").id
+            for queue, countdown in (("a", 3), ("b", 1), ("a", 2))
+        )
+    clock.advance(10)
+    assert [one.id for one in drain(engine)] == [first, second, third]
+
+
+def test_drain_leaves_alone_what_is_of_a_kind_unknown_here_or_paused_or_held_by_a_lost_worker(
+    engine, clock, declare, make
+):
+    lost = make(kind := declare(greet), {"name": "Ann"}, state="processing")
+    with engine.begin() as tx:
+        enqueue_by_name(tx, "elsewhere.kind", {})
+        kind.options(queue="shut").enqueue(tx, "Ann")
+        deliveries.pause(tx, "queue", "shut", by="dana", reason="a test")
+    assert drain(engine, through=timedelta(days=1)) == []
+    with engine.connect() as tx:
+        assert deliveries.get(tx, lost.id).state == "processing"
+
+
+def test_under_a_frozen_clock_what_is_put_off_is_due_to_the_microsecond(engine, clock, declare, row):
+    def put_off(step) -> None:
+        if step.attempt == 1:
+            raise Retry("later", after=600)
+
+    kind = declare(put_off)
+    clock.freeze()
+    start = clock.now()
+    with engine.begin() as tx:
+        ref = kind.options(countdown=60).enqueue(tx)
+    assert row(ref.id).due_at == start + timedelta(seconds=60)
+    clock.advance(59.999)
+    assert drain(engine) == []
+    clock.advance(0.001)
+    (one,) = drain(engine)
+    assert (one.outcome, one.due_at) == ("will be tried again", start + timedelta(seconds=660))
+    clock.advance(599.999)
+    assert drain(engine) == []
+    clock.advance(0.001)
+    assert [one.outcome for one in drain(engine)] == ["sent"]
+
+
+def test_drain_through_time_carries_out_what_is_enqueued_for_later_in_its_turn(engine, clock, declare):
+    def bill(step, days: int) -> None:
+        if days > 0:
+            kind.options(countdown=86400).enqueue(step.session, days - 1)
+
+    kind = declare(bill)
+    clock.freeze()
+    with engine.begin() as tx:
+        kind.enqueue(tx, 5)
+    assert len(drain(engine, through=timedelta(days=3))) == 3 + 1
+    with pytest.raises(AssertionError, match="stopped after 1 attempts and more is due"):
+        drain(engine, through=timedelta(days=3), limit=1)
+
+
+def test_a_retry_by_the_back_off_is_due_at_the_same_time_in_every_run(engine, clock, declare):
+    def fail(step) -> None:
+        raise LookupError
+
+    clock.freeze()
+    for _ in range(3):
+        with engine.begin() as tx:
+            declare(fail).enqueue(tx)
+    assert len({one.due_at for one in drain(engine)}) == 1
+
+
+def test_what_a_handler_raises_under_drain_is_its_rows_outcome_and_told_in_the_log(engine, declare, caplog):
+    def fail(step) -> None:
+        raise LookupError("no such order")
+
+    def put_off(step) -> None:
+        raise Snooze(600)
+
+    failing = declare(fail, max_attempts=1)
+    with engine.begin() as tx:
+        failing.enqueue(tx)
+        declare(put_off).enqueue(tx)
+        declare(greet).enqueue(tx, "Ann")
+    assert [one.outcome for one in drain(engine)] == ["dead", "snoozed", "sent"]
+    (told,) = (one.getMessage() for one in caplog.records if one.name == "durable_core.testing.drain")
+    assert told.startswith(f"{failing.name}, attempt 1: dead: LookupError: no such order")
+    assert "in fail" in told, "the handler's own lines are in it"
+
+
 # --- run_one ------------------------------------------------------------------------------------------
 
 
@@ -217,6 +346,114 @@ def test_run_one_raises_for_an_effect_that_failed(engine, declare):
         run_one(engine, declare(fail_late))
 
 
+def test_run_one_refuses_arguments_for_a_delivery_that_has_its_own_and_an_id_that_is_none(engine, declare, make):
+    with pytest.raises(TypeError, match="has its arguments already"):
+        run_one(engine, make(declare(greet), {"name": "Ann"}), "Bob")
+    with pytest.raises(NotFound):
+        run_one(engine, "00000000-0000-7000-8000-000000000000")
+
+
+def test_run_one_takes_an_argument_called_raises_by_new(engine, declare):
+    def say(step, raises: str) -> str:
+        return raises
+
+    assert run_one(engine, declare(say).options().new(raises="hands")).result == "hands"
+
+
+# --- wait_for, make_delivery --------------------------------------------------------------------------
+
+
+def test_wait_for_says_what_the_delivery_is_instead(engine, declare, make):
+    made = make(kind := declare(greet), {"name": "Ann"})
+    with pytest.raises(TimeoutError, match=rf"not within 0\.1 s: {kind.name} {made.id} canceled or .*; it is pending"):
+        wait_for(engine, made, seconds=0.1)
+    assert wait_for(engine, made, state="pending", seconds=0).id == made.id
+    with pytest.raises(ValueError, match="asleep"):
+        wait_for(engine, made, state="asleep")
+    run_one(engine, made.id)
+    assert wait_for(engine, made.id, seconds=0).state == "sent"
+
+
+def test_wait_for_does_not_wait_for_what_was_not_committed(engine, conn, declare):
+    ref = declare(greet).enqueue(conn, "Ann")
+    with pytest.raises(NotFound):
+        wait_for(engine, ref)
+
+
+@pytest.mark.parametrize("state", ["pending", "processing", "sent", "failed", "dead", "canceled", "expired"])
+def test_a_delivery_is_made_in_every_state(conn, declare, state):
+    made = make_delivery(conn, declare(greet), {"name": "Ann"}, state=state, key="k")
+    row = deliveries.get(conn, made.id)
+    assert (row.state, row.key) == (state, "k")
+    if state in ("pending", "canceled", "expired"):
+        with pytest.raises(AssertionError, match="was never claimed"):
+            _ = made.held
+    else:
+        assert made.held.fence == row.fence == 1
+
+
+def test_no_delivery_is_made_in_a_state_that_there_is_not_or_that_it_could_not_have(conn, declare):
+    with pytest.raises(ValueError, match="asleep"):
+        make_delivery(conn, declare(greet), {"name": "Ann"}, state="asleep")
+    with pytest.raises(ValueError, match="is not due, so it cannot be processing"):
+        make_delivery(conn, declare(greet), {"name": "Ann"}, state="processing", countdown=60)
+
+
+# --- MovableClock -------------------------------------------------------------------------------------
+
+
+def test_the_clock_goes_both_ways_stands_still_and_is_real_again(clock):
+    def off() -> float:
+        return round((clock.now() - datetime.now(UTC)).total_seconds(), -1)
+
+    clock.advance(3600)
+    assert off() == 3600
+    clock.advance(-7200)
+    assert off() == -3600
+    clock.freeze()
+    assert clock.now() == (frozen := clock.now())
+    clock.advance(60)
+    assert clock.now() == frozen + timedelta(seconds=60)
+    clock.reset()
+    assert clock.now() < clock.now()
+    assert off() == 0
+
+
+def test_no_migration_installs_the_movable_clock_and_a_role_that_does_not_own_the_schema_cannot(services):
+    engine = migrated(create_database(services.database_url, "durable_test_clock"))
+    try:
+        with engine.begin() as tx:
+            assert tx.scalar(text("select to_regclass('durable.test_clock')")) is None
+            tx.execute(text("drop role if exists durable_test_runtime"))
+            tx.execute(text("create role durable_test_runtime login password 'x'"))
+            tx.execute(text("grant usage on schema durable to durable_test_runtime"))
+        runtime = create_engine(engine.url.set(username="durable_test_runtime", password="x"))
+        with pytest.raises(ProgrammingError, match="permission denied"):
+            MovableClock(runtime).install()
+        runtime.dispose()
+        MovableClock(engine).install()
+        MovableClock(engine).advance(3600)
+        MovableClock(engine).uninstall()
+        with engine.begin() as tx:
+            tx.execute(text("revoke usage on schema durable from durable_test_runtime"))
+            tx.execute(text("drop role durable_test_runtime"))
+            assert tx.scalar(text("select durable.durable_now() - clock_timestamp() < '1 minute'"))
+    finally:
+        engine.dispose()
+        drop_database(services.database_url, "durable_test_clock")
+
+
+# --- locks --------------------------------------------------------------------------------------------
+
+
+def test_waiting_for_a_lock_that_nobody_waits_for_ends(engine, conn):
+    pid = conn.connection.driver_connection.info.backend_pid
+    with pytest.raises(TimeoutError, match=f"backend {pid} did not block within 0.1 s"):
+        wait_until_blocked(engine, pid, seconds=0.1)
+    with pytest.raises(TimeoutError, match=r"no backend blocked within 0\.1 s"):
+        wait_until_somebody_blocks(engine, seconds=0.1)
+
+
 # --- databases ----------------------------------------------------------------------------------------
 
 
@@ -230,6 +467,119 @@ def test_empty_takes_the_hosts_rows_too_and_starts_their_identities_anew(engine,
         assert tx.scalar(text("insert into effects (note) values ('y') returning id")) == 1
         assert tx.scalar(text("select count(*) from effects")) == 1
         assert tx.scalar(text("select count(*) from durable.schema_version")) == 1
+
+
+def test_empty_finds_the_hosts_tables_in_every_schema_and_under_any_name(engine):
+    with engine.begin() as tx:
+        tx.exec_driver_sql("""
+            create schema other;
+            create table other."a%%b ""c" (n integer);
+            create table other.parted (n integer) partition by list (n);
+            create table other.part partition of other.parted for values in (1);
+            insert into other."a%%b ""c" values (1);
+            insert into other.parted values (1);
+        """)
+    try:
+        empty(engine)
+        with engine.begin() as tx:
+            assert tx.exec_driver_sql('select count(*) from other."a%%b ""c"').scalar() == 0
+            assert tx.exec_driver_sql("select count(*) from other.parted").scalar() == 0
+    finally:
+        with engine.begin() as tx:
+            tx.execute(text("drop schema other cascade"))
+
+
+def test_clear_leaves_the_hosts_rows(engine, declare):
+    with engine.begin() as tx:
+        tx.execute(text("insert into effects (note) values ('x')"))
+        declare(greet).enqueue(tx, "Ann")
+    clear(engine)
+    with engine.begin() as tx:
+        assert deliveries.page(tx) == []
+        assert tx.scalar(text("select count(*) from effects")) == 1
+
+
+@pytest.mark.parametrize("emptying", [clear, empty])
+def test_a_transaction_left_open_is_told_and_ended_and_the_rows_go(
+    engine, other_engine, declare, monkeypatch, emptying
+):
+    monkeypatch.setattr(databases, "LOCK_SECONDS", 0.2)
+    with engine.begin() as tx:
+        ref = declare(greet).enqueue(tx, "Ann")
+    with other_engine.connect() as forgotten:
+        forgotten.execute(text("insert into effects (note) values ('x')"))
+        forgotten.execute(text("select 'mine' from durable.deliveries for update"))
+        with pytest.raises(AssertionError, match=r"a transaction was left open, .* it last said: select 'mine'"):
+            emptying(engine)
+        with pytest.raises(OperationalError):
+            forgotten.execute(text("select 1"))
+    with engine.connect() as tx, pytest.raises(NotFound):
+        deliveries.get(tx, ref.id)
+
+
+def test_a_fresh_database_has_what_the_host_prepares_and_is_dropped_at_the_end(services, worker_id):
+    def prepare(engine) -> None:
+        with engine.begin() as tx:
+            tx.execute(text("create table shop (n integer)"))
+
+    with fresh_database(services.database_url, prepare) as database:
+        name = database.engine.url.database
+        MovableClock(database.engine).advance(3600)
+        with database.engine.connect() as tx:
+            assert tx.scalar(text("select count(*) from shop")) == 0
+        left_open = create_engine(database.engine.url).connect()
+    assert not _there(services, name)
+    left_open.invalidate()
+
+    with pytest.raises(ZeroDivisionError), fresh_database(services.database_url, lambda engine: 1 / 0):
+        pass
+    assert not _there(services, f"durable_test_{worker_id}_%")
+
+
+def test_a_database_is_cloned_with_its_rows_and_dropped_at_the_end(services, declare):
+    template = migrated(create_database(services.database_url, "durable_test_template"))
+    with template.begin() as tx:
+        ref = declare(greet).enqueue(tx, "Ann")
+    template.dispose()
+    try:
+        for _ in range(2):
+            with cloned_database(services.database_url, "durable_test_template", "durable_test_clone") as database:
+                assert run_one(database, ref).result == "Ann"
+        assert not _there(services, "durable_test_clone")
+    finally:
+        drop_database(services.database_url, "durable_test_template")
+
+
+def _there(services, name: str) -> bool:
+    engine = create_engine(services.database_url)
+    try:
+        with engine.connect() as tx:
+            return tx.scalar(text("select exists (select from pg_database where datname like :name)"), {"name": name})
+    finally:
+        engine.dispose()
+
+
+# --- WorkerProcess ------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_does_not_start_says_so_in_a_sentence_with_what_it_wrote_this_time(tmp_path):
+    process = WorkerProcess("nowhere:app", (), tmp_path, os.environ)
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as told:
+            process.start()
+        assert str(told.value).startswith("the worker of nowhere:app ended with 2 and took no work; it wrote:\n")
+        assert str(told.value).count("ModuleNotFoundError: No module named 'nowhere'") == 1
+    assert not process.alive
+
+
+def test_a_worker_that_takes_no_work_in_time_is_ended_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "READY_SECONDS", 6)
+    (tmp_path / "deaf.py").write_text("from celery import Celery\napp = Celery('deaf', broker='redis://127.0.0.1:1')\n")
+    process = WorkerProcess("deaf:app", (), tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    with pytest.raises(RuntimeError, match="of deaf:app was not ready within 6 s and took no work; it wrote:") as told:
+        process.start()
+    assert "Cannot connect to redis://" in str(told.value)
+    assert not process.alive
 
 
 def test_each_process_of_xdist_has_a_redis_database_of_its_own():
