@@ -15,7 +15,7 @@ from durable_core.database.connections import Database
 from durable_core.database.statements import beside
 from durable_core.database.transactions import run
 from durable_core.deliveries import read
-from durable_core.deliveries.attempt import perform, perform_due
+from durable_core.deliveries.attempt import claim_due, perform, perform_due
 from durable_core.deliveries.declare import DeliveryKind, Prepared, registry, terms
 from durable_core.deliveries.enqueue import enqueue_new
 from durable_core.deliveries.rows import New, Ref
@@ -123,16 +123,24 @@ def _all_due(worker: Worker, queue: str | None, limit: int, done: list[Attempted
             found = run(connection, _statements.next_due, kinds=_names(), queue=queue, passed_over=taken)
         if not found:
             return
-        if len(done) >= limit:
+        due_in = found[0]["queue"]
+        if len(done) >= limit and _to_be_had(worker, due_in):
             last = ", ".join(sorted({attempted.kind for attempted in done[-20:]}))
             raise AssertionError(f"drain stopped after {limit} attempts and more is due; the last were of {last}")
-        attempted = perform_due(worker, 1, queue=found[0]["queue"])
+        attempted = perform_due(worker, 1, queue=due_in)
         done.extend(attempted)
         for one in attempted:
             if one.error_code is not None and one.outcome is not Outcome.SNOOZED:
                 _tell(worker.database, one)
-        # Due and not to be had: somebody else has locked it. The other queues come first, then that is all.
-        taken = [] if attempted else [*taken, found[0]["queue"]]
+        # Due and not to be had: locked by somebody else, paused, or not the first of its line. The other queues come
+        # first, then that is all.
+        taken = [] if attempted else [*taken, due_in]
+
+
+def _to_be_had(worker: Worker, queue: str) -> bool:
+    """Whether this queue has something to claim; the claim itself is rolled back."""
+    with worker.database.engine.connect() as connection:
+        return bool(claim_due(connection, 1, queue=queue, holder=worker.holder))
 
 
 def _tell(database: Database, one: Attempted) -> None:

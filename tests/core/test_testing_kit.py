@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -263,6 +264,44 @@ def test_drain_through_time_carries_out_what_is_enqueued_for_later_in_its_turn(e
     assert len(drain(engine, through=timedelta(days=3))) == 3 + 1
     with pytest.raises(AssertionError, match="stopped after 1 attempts and more is due"):
         drain(engine, through=timedelta(days=3), limit=1)
+
+
+def test_drain_through_time_carries_each_out_at_its_own_due_time(engine, clock, declare):
+    ran = []
+
+    def look(step) -> None:
+        ran.append(clock.now() - start)
+
+    kind = declare(look)
+    clock.freeze()
+    start = clock.now()
+    with engine.begin() as tx:
+        for seconds in (120, 60, 180):
+            kind.options(countdown=seconds).enqueue(tx)
+        enqueue_by_name(tx, "elsewhere.kind", {}, countdown=30)
+    drain(engine, through=timedelta(seconds=150))
+    assert ran == [timedelta(seconds=60), timedelta(seconds=120)]
+
+
+def test_what_drain_cannot_take_is_not_more_that_is_due(engine, declare):
+    def fail(step) -> None:
+        raise Retry("again", after=600)
+
+    kind = declare(fail)
+    with engine.begin() as tx:
+        for _ in range(2):
+            kind.options(ordering_key="a line").enqueue(tx)
+        enqueue_by_name(tx, "elsewhere.kind", {})
+        kind.options(queue="shut").enqueue(tx)
+        deliveries.pause(tx, "queue", "shut", by="dana", reason="a test")
+    assert [one.outcome for one in drain(engine, limit=1)] == ["will be tried again"]
+
+
+def test_drain_leaves_no_heartbeat_behind(engine, declare):
+    with engine.begin() as tx:
+        declare(greet).enqueue(tx, "Ann")
+    assert len(drain(engine)) == 1
+    assert "durable-heartbeat" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_retry_by_the_back_off_is_due_at_the_same_time_in_every_run(engine, clock, declare):

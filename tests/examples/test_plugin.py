@@ -91,6 +91,7 @@ def test_each_process_of_xdist_has_a_database_of_its_own_prepared_once(programs:
 
 def test_tests_leave_the_next_an_empty_database_and_real_time(programs: Programs) -> None:
     (programs.directory / "test_traces.py").write_text(
+        "from sqlalchemy import text\n"
         "from durable_core import deliveries, enqueue_by_name\n"
         "def test_session(durable_session):\n"
         "    enqueue_by_name(durable_session, 'a.kind', {})\n"
@@ -108,6 +109,7 @@ def test_tests_leave_the_next_an_empty_database_and_real_time(programs: Programs
         # The session is made before the engine, so its locks would be in the way when the tables are emptied.
         "def test_both(durable_session, durable_engine):\n"
         "    enqueue_by_name(durable_session, 'a.kind', {})\n"
+        "    durable_session.execute(text('lock table durable.deliveries in share mode'))\n"
         "    durable_session.commit()\n"
         "    with durable_engine.connect() as tx:\n"
         "        assert deliveries.page(tx) == []\n"
