@@ -91,8 +91,10 @@ def test_each_process_of_xdist_has_a_database_of_its_own_prepared_once(programs:
 
 def test_tests_leave_the_next_an_empty_database_and_real_time(programs: Programs) -> None:
     (programs.directory / "test_traces.py").write_text(
+        "from datetime import datetime, timedelta, UTC\n"
         "from sqlalchemy import text\n"
         "from durable_core import deliveries, enqueue_by_name\n"
+        "from durable_core.testing import drain\n"
         "def test_session(durable_session):\n"
         "    enqueue_by_name(durable_session, 'a.kind', {})\n"
         "    durable_session.commit()\n"
@@ -104,7 +106,10 @@ def test_tests_leave_the_next_an_empty_database_and_real_time(programs: Programs
         "    assert deliveries.page(durable_session) == []\n"
         "    durable_clock.advance(7200)\n"
         "def test_time(durable_clock):\n"
-        "    from datetime import datetime, timedelta, UTC\n"
+        "    assert abs(durable_clock.now() - datetime.now(UTC)) < timedelta(hours=1)\n"
+        "def test_through(durable_engine):\n"
+        "    assert drain(durable_engine, through=timedelta(hours=2)) == []\n"
+        "def test_time_again(durable_clock):\n"
         "    assert abs(durable_clock.now() - datetime.now(UTC)) < timedelta(hours=1)\n"
         # The session is made before the engine, so its locks would be in the way when the tables are emptied.
         "def test_both(durable_session, durable_engine):\n"
@@ -114,7 +119,7 @@ def test_tests_leave_the_next_an_empty_database_and_real_time(programs: Programs
         "    with durable_engine.connect() as tx:\n"
         "        assert deliveries.page(tx) == []\n"
     )
-    assert "5 passed" in programs.run(*PYTEST, "-p", "no:xdist", "test_traces.py")
+    assert "7 passed" in programs.run(*PYTEST, "-p", "no:xdist", "test_traces.py")
 
 
 def test_a_transaction_left_open_is_that_tests_error_and_nobody_elses(programs: Programs) -> None:
@@ -124,8 +129,8 @@ def test_a_transaction_left_open_is_that_tests_error_and_nobody_elses(programs: 
         "from durable_core.testing import databases\n"
         "databases.LOCK_SECONDS = 0.5\n"
         "kept = []\n"
-        "def test_forgetful(durable_engine, durable_clock):\n"
-        "    durable_clock.advance(7200)\n"
+        "def test_forgetful(durable_engine):\n"
+        "    databases.MovableClock(durable_engine).advance(7200)\n"
         "    with durable_engine.begin() as tx:\n"
         "        ref = enqueue_by_name(tx, 'a.kind', {})\n"
         "    kept.append(durable_engine.connect())\n"
