@@ -21,6 +21,7 @@ from durable_core import (
     enqueue_by_name,
     enqueue_many,
 )
+from durable_core.claims.claim import Holder
 from durable_core.testing import (
     MovableClock,
     WorkerProcess,
@@ -413,6 +414,17 @@ def test_wait_for_says_what_the_delivery_is_instead(engine, declare, make):
     assert wait_for(engine, made.id, seconds=0).state == "sent"
 
 
+def test_wait_for_says_what_went_wrong_last(engine, declare):
+    def fail(step) -> None:
+        raise LookupError("no such order")
+
+    with engine.begin() as tx:
+        ref = declare(fail).enqueue(tx)
+    drain(engine)
+    with pytest.raises(TimeoutError, match="it is pending, last error: LookupError: no such order"):
+        wait_for(engine, ref, seconds=0)
+
+
 def test_wait_for_does_not_wait_for_what_was_not_committed(engine, conn, declare):
     ref = declare(greet).enqueue(conn, "Ann")
     with pytest.raises(NotFound):
@@ -429,6 +441,13 @@ def test_a_delivery_is_made_in_every_state(conn, declare, state):
             _ = made.held
     else:
         assert made.held.fence == row.fence == 1
+
+
+def test_a_delivery_is_made_under_the_lease_asked_for(conn, clock, declare):
+    clock.freeze()
+    made = make_delivery(conn, declare(greet), {"name": "Ann"}, state="processing", holder=Holder(lease_seconds=77))
+    lease = text("select lease_expires_at from durable.deliveries where id = :id")
+    assert conn.scalar(lease, {"id": made.id}) == clock.now() + timedelta(seconds=77)
 
 
 def test_no_delivery_is_made_in_a_state_that_there_is_not_or_that_it_could_not_have(conn, declare):
