@@ -527,7 +527,7 @@ def test_empty_takes_the_hosts_rows_too_and_starts_their_identities_anew(engine,
         assert tx.scalar(text("select count(*) from durable.schema_version")) == 1
 
 
-def test_empty_finds_the_hosts_tables_in_every_schema_and_under_any_name(engine):
+def test_empty_finds_the_hosts_tables_in_every_schema_and_under_any_name_but_no_extensions(engine):
     with engine.begin() as tx:
         tx.exec_driver_sql("""
             create schema other;
@@ -536,14 +536,18 @@ def test_empty_finds_the_hosts_tables_in_every_schema_and_under_any_name(engine)
             create table other.part partition of other.parted for values in (1);
             insert into other."a%%b ""c" values (1);
             insert into other.parted values (1);
+            create table other.of_an_extension as select 1 as n;
+            alter extension plpgsql add table other.of_an_extension;
         """)
     try:
         empty(engine)
         with engine.begin() as tx:
             assert tx.exec_driver_sql('select count(*) from other."a%%b ""c"').scalar() == 0
             assert tx.exec_driver_sql("select count(*) from other.parted").scalar() == 0
+            assert tx.exec_driver_sql("select count(*) from other.of_an_extension").scalar() == 1
     finally:
         with engine.begin() as tx:
+            tx.execute(text("alter extension plpgsql drop table other.of_an_extension"))
             tx.execute(text("drop schema other cascade"))
 
 
