@@ -170,6 +170,8 @@ def test_drain_says_when_it_stops_with_more_to_do(engine, declare):
         kind.enqueue(tx)
     with pytest.raises(AssertionError, match=f"stopped after 5 attempts and more is due; the last were of {kind.name}"):
         drain(engine, limit=5)
+    with engine.connect() as tx:
+        assert_enqueued(tx, kind)
 
 
 def test_a_limit_that_is_just_enough_is_no_failure(engine, declare):
@@ -599,6 +601,7 @@ def test_a_fresh_database_has_what_the_host_prepares_and_is_dropped_at_the_end(s
 
 
 def test_a_database_is_cloned_with_its_rows_and_dropped_at_the_end(services, declare):
+    create_database(services.database_url, "durable_test_template")  # what a killed run left there
     template = migrated(create_database(services.database_url, "durable_test_template"))
     with template.begin() as tx:
         ref = declare(greet).enqueue(tx, "Ann")
