@@ -95,6 +95,8 @@ def test_the_message_says_what_is_there_instead(conn, declare):
     with pytest.raises(AssertionError) as told:
         assert_enqueued(conn, kind.options(queue="mail"), "Ann", times=1)
     assert "unlike: name is \"Bob\"; queue is 'durable'" in str(told.value)
+    with pytest.raises(AssertionError, match=rf"no pending delivery of {kind.name} with countdown 60 s\n"):
+        assert_enqueued(conn, kind.options(countdown=60))
     with pytest.raises(AssertionError, match='name="Bob"'):
         refute_enqueued(conn, kind)
 
@@ -497,6 +499,7 @@ def test_no_migration_installs_the_movable_clock_and_a_role_that_does_not_own_th
         with engine.begin() as tx:
             tx.execute(text("revoke usage on schema durable from durable_test_runtime"))
             tx.execute(text("drop role durable_test_runtime"))
+            assert tx.scalar(text("select to_regclass('durable.test_clock')")) is None
             assert tx.scalar(text("select durable.durable_now() - clock_timestamp() < '1 minute'"))
     finally:
         engine.dispose()
