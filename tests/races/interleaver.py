@@ -85,6 +85,34 @@ class Interleaver:
         raise TimeoutError(f"backend {pid} neither ended its act nor waits for a lock")
 
 
+class Patient(Interleaver):
+    """
+    Lets the others go on while one waits for a lock: its turns come when it has it.
+
+    Before each turn whoever waited has either ended its act or waits on, so an order comes to one end and no other.
+    """
+
+    def play(self, order: Sequence[int], *actors: tuple[int, Sequence[Act]]) -> int:
+        todo = [list(acts) for _, acts in actors]
+        last: dict[int, Future[Any]] = {}
+        waits, turns = 0, list(order)
+        while turns:
+            ready = [n for n, actor in enumerate(turns) if actor not in last or last[actor].done()]
+            if not ready:  # all that are left wait, for one that has no further turn: it has ended
+                last[turns[0]].exception(PATIENCE)
+                continue
+            actor = turns.pop(ready[0])
+            last[actor] = self._threads[actor].submit(todo[actor].pop(0))
+            waits += not self._ended(last[actor], actors[actor][0])
+            for other, act in last.items():
+                self._ended(act, actors[other][0])
+                if act.done():
+                    act.result()
+        for act in last.values():
+            act.result(PATIENCE)
+        return waits
+
+
 def sample(all_orders: Sequence[tuple[int, ...]], most: int, seed: int) -> Sequence[tuple[int, ...]]:
     """At most so many of them, the same for the same seed."""
     return all_orders if len(all_orders) <= most else Random(seed).sample(all_orders, most)

@@ -8,29 +8,7 @@ from durable_core.database.connections import Database
 from durable_core.database.transactions import run
 from durable_core.deliveries import sweep
 from durable_core.deliveries.attempt import _statements, claim_one
-from tests.races.interleaver import Interleaver, orders
-
-
-class Patient(Interleaver):
-    """Lets the others go on while one waits for a lock: its turns come when it has it."""
-
-    def play(self, order, *actors):
-        todo = [list(acts) for _, acts in actors]
-        last, waits, turns = {}, 0, list(order)
-        while turns:
-            ready = [n for n, actor in enumerate(turns) if actor not in last or last[actor].done()]
-            if not ready:  # all that are left wait, for one that has no further turn: it has ended
-                last[turns[0]].exception(30)
-                continue
-            actor = turns.pop(ready[0])
-            last[actor] = self._threads[actor].submit(todo[actor].pop(0))
-            waits += not self._ended(last[actor], actors[actor][0])
-            for act in last.values():
-                if act.done():
-                    act.result()
-        for act in last.values():
-            act.result(30)
-        return waits
+from tests.races.interleaver import Patient, orders
 
 
 class Owner:
