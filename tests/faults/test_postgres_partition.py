@@ -215,6 +215,13 @@ def advised(url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name.startswith(("keepalives", "tcp_", "connect_"))}
 
 
+NOTICED_SECONDS = 30.0
+"""What `docs/operating.md` promises. A number of its own: taken from the settings, it would grow with them."""
+
+SLACK_SECONDS = 3.0
+"""For the machine, and for probes that cannot be counted in less than whole seconds."""
+
+
 @pytest.mark.full_size
 @pytest.mark.parametrize("waiting", ["for an answer", "for nothing"])
 def test_a_postgres_that_is_gone_without_a_word_is_noticed_by_the_advised_settings(
@@ -223,8 +230,8 @@ def test_a_postgres_that_is_gone_without_a_word_is_noticed_by_the_advised_settin
     """Also while the server is at work on a statement, and nothing of ours is on its way that could be missed."""
     settings = advised(stage.cluster.url, monkeypatch)
     assert settings["connect_timeout"] == 5
-    bound = settings["tcp_user_timeout"] / 1000
     shorter = sized(10.0, 1.0)
+    bound = NOTICED_SECONDS / shorter + SLACK_SECONDS
     settings = {name: max(1, int(value / shorter)) for name, value in settings.items()}
     cable = Wire(("127.0.0.1", stage.cluster.port), listen=island.here)
     url = make_url(stage.cluster.url).set(drivername="postgresql", host=island.here, port=cable.port)
@@ -257,7 +264,7 @@ def test_a_postgres_that_is_gone_without_a_word_is_noticed_by_the_advised_settin
     assert pulled.wait(60)
     island.pull_the_cable()
     gone.set()
-    thread.join(3 * bound / shorter + 5)
+    thread.join(bound + 5)
     cable.close()
     assert len(noticed) == 1
-    assert noticed[0] <= 3 * bound / shorter + 5
+    assert noticed[0] <= bound
