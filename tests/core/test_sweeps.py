@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import create_engine, event, text
+from sqlalchemy.exc import DBAPIError
 
 from durable_core import deliveries, wakes
 from durable_core.database.connections import Database
@@ -416,6 +417,33 @@ def test_after_a_reap_that_failed_owners_may_beat_first(database, engine, make, 
     assert row(made.id).state == "processing"
     clock.advance(9)
     assert run_sweep(database, named("reap"), BOUNDS) == {"moved": 1}
+
+
+@pytest.mark.field("R31")
+def test_a_reap_whose_session_is_ended_in_its_pass_says_so_and_the_next_takes_every_row(
+    database, engine, other_engine, make, row, lines, clock
+):
+    """Nothing is left half done: it is held where it writes the journal, all rows moved already."""
+    orphans = [make(state="processing").id for _ in range(60)]
+    clock.advance(31)
+    with ThreadPoolExecutor(1) as pool, other_engine.connect() as gate:
+        gate.execute(text("lock table durable.journal in exclusive mode"))
+        failing = pool.submit(run_sweep, database, named("reap"), BOUNDS)
+        pid = wait_until_somebody_blocks(engine)
+        with engine.begin() as operator:
+            assert operator.scalar(text("select pg_terminate_backend(:pid)"), {"pid": pid})
+        with pytest.raises(DBAPIError, match="terminat"):
+            failing.result(30)
+        gate.rollback()
+    with engine.connect() as tx:
+        (line,) = loops(tx)
+    assert "terminat" in line["error"]
+    assert {(row(row_id).state, len(lines(row_id))) for row_id in orphans} == {("processing", 0)}
+    clock.advance(5)
+    assert run_sweep(database, named("reap"), BOUNDS)["skipped"] == "after an outage owners may beat first"
+    clock.advance(9)
+    assert run_sweep(database, named("reap"), BOUNDS) == {"moved": len(orphans)}
+    assert {(row(row_id).interruptions, len(lines(row_id))) for row_id in orphans} == {(1, 1)}
 
 
 def test_a_sweep_that_raises_is_noted_with_its_error(database, engine, make, carrier):
