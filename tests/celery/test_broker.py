@@ -6,7 +6,9 @@ import uuid
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
+from durable_core import deliveries
 from durable_core.errors import InvalidArguments
 from durable_core.wakes import Hint
 from tests.celery.nodes import ShopWorker, wait_until
@@ -31,6 +33,32 @@ def test_a_flushed_broker_loses_none_of_300_due_deliveries(
 
     assert world.counts("effects") == dict.fromkeys(row_ids, 1)
     assert world.counts("executions") == dict.fromkeys(row_ids, 1)
+
+
+@pytest.mark.field("R74")
+@pytest.mark.parametrize("broker", ["forgets everything", "keeps every hint"])
+def test_what_was_canceled_before_any_worker_came_never_runs_whatever_the_broker_knows(
+    world: World, shop_kinds: Shop, celery_worker: ShopWorker, broker: str
+) -> None:
+    due = world.commit(shop_kinds.order, queue="taken-back")
+    wait_until(lambda: world.broker.depth("taken-back") >= 1, "it is hinted")
+    far = world.prepare(shop_kinds.order)
+    with Session(world.engine) as session, session.begin():
+        for row_id in (due, far):
+            deliveries.cancel(session, row_id, by="dana", reason="the order was withdrawn")
+    if broker == "forgets everything":
+        world.broker.client.flushall()
+    else:
+        world.send("shop.order", far, queue="taken-back")
+    world.make_due(far)
+    other = world.commit(shop_kinds.order, queue="taken-back")
+
+    celery_worker.also_reads("taken-back")
+    world.accounted(other)
+    wait_until(lambda: world.broker.depth("taken-back") == 0, "all hints are read")
+    celery_worker.reads_no_more("taken-back")
+    assert [(world.row(row_id).state, world.executions(row_id)) for row_id in (due, far)] == [("canceled", [])] * 2
+    assert [line.move for row_id in (due, far) for line in world.lines(row_id)] == ["cancel"] * 2
 
 
 @pytest.mark.field("R11")

@@ -526,6 +526,7 @@ def test_lost_after_the_call_it_calls_again_with_the_same_key_once_and_never_in_
     assert first.pid != second.pid
 
 
+@pytest.mark.field("R79")
 @cases("K11", "K14")
 def test_follow_up_work_is_there_once_and_runs_without_its_hint(lost: Lost, point: str, lasting_world: World) -> None:
     """Committed with the effect or not at all; and dispatch finds it, whoever was to publish its hint."""

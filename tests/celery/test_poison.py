@@ -92,7 +92,7 @@ def test_two_handlers_that_always_hang_do_not_starve_fresh_work_of_two_slots(
 def test_max_attempts_counts_how_often_the_body_runs_and_the_last_error_stays(
     scene: tuple[World, Rough, ShopWorker],
 ) -> None:
-    """There is no override for one call, and no hook: the row's journal has one line for each failure."""
+    """There is no override for one call; the row's journal has one line for each failure."""
     world, kinds, _ = scene
     once, thrice = world.commit(kinds.fails_once, queue="poison"), world.commit(kinds.fails_thrice, queue="poison")
     world.finished(once, thrice)

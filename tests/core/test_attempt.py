@@ -241,6 +241,7 @@ def test_the_first_of_three_rows_raises_and_the_other_two_are_delivered(worker, 
     assert [row(m.id).state for m in made[1:]] == ["sent", "sent"]
 
 
+@pytest.mark.field("R70")
 def test_arguments_that_no_longer_fit_the_handler_wait_for_the_right_worker_and_spend_nothing(
     worker, declare, make, row, lines, clock
 ):

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from durable_core import Backoff, DefinitionError, GiveUp, InvalidOption, Retry, Snooze, deliveries
 from durable_core.deliveries.attempt import Outcome, perform, perform_due
@@ -248,7 +249,8 @@ def refuse(step, n=0):
     raise RuntimeError("never")
 
 
-def test_the_hook_runs_once_in_the_transaction_of_the_last_failure(engine, worker, declare, make, row, clock):
+@pytest.mark.field("R72")
+def test_the_hook_runs_once_after_the_last_failure(engine, worker, declare, make, row, clock):
     told = []
     kind = declare(refuse, max_attempts=2, backoff=Backoff(base=1, factor=1, cap=1))
     hooked(kind, told)
@@ -327,6 +329,43 @@ def test_a_hook_may_commit_its_session_and_what_it_wrote_goes_with_the_move(engi
 
     assert perform(worker, kind, make(kind).id).outcome is Outcome.DEAD
     assert effects_of(engine, "x") == [(1, "x")]
+
+
+@pytest.mark.field("R79")
+@pytest.mark.parametrize("by", ["a failure", "a lost worker"])
+def test_a_session_lost_in_the_hook_takes_the_death_with_it_and_the_next_try_brings_both(
+    engine, database, worker, declare, make, row, lines, clock, kind, by
+):
+    """Neither is there without the other: what the hook enqueues is committed with the death."""
+    dying = declare(refuse, max_attempts=1, max_interruptions=0)
+    seen, refs = [], []
+
+    @dying.on_dead
+    def tell(session, delivery):
+        refs.append(kind.enqueue(session, n=7).id)
+        with engine.connect() as tx:
+            seen.append(tx.scalar(text("select state from durable.deliveries where id = :id"), {"id": delivery.id}))
+        if len(seen) == 1:
+            session.execute(text("select pg_terminate_backend(pg_backend_pid())"))
+
+    made = make(dying, state="processing" if by == "a lost worker" else "pending")
+    if by == "a lost worker":
+        clock.advance(31)
+        with pytest.raises(DBAPIError):
+            reap(database)
+        assert (row(made.id).state, lines(made.id)) == ("processing", [])
+        assert reap(database) == 1
+    else:
+        assert perform(worker, dying, made.id).outcome is Outcome.DEAD
+    assert seen == ["processing"] * 2, "nobody else saw it dead before the hook had ended"
+    assert row(made.id).state == "dead"
+    assert [line.to_state for line in lines(made.id)] == ["dead"]
+    with engine.connect() as tx:
+        told = list(
+            tx.scalars(text("select cast(id as text) from durable.deliveries where kind = :k"), {"k": kind.name})
+        )
+    assert told == refs[1:], "what the lost session had enqueued is gone with it"
+    assert perform(worker, kind, refs[1]).outcome is Outcome.SENT
 
 
 def test_a_hook_may_enqueue(engine, worker, declare, make, kind):

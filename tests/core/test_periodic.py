@@ -3,6 +3,7 @@
 import logging
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
@@ -503,15 +504,26 @@ def test_a_kind_that_is_periodic_no_more_fires_nothing(hourly, redeclare, databa
 def test_of_two_hundred_schedules_on_one_minute_a_broken_one_is_reported_and_the_rest_run(
     declare, database, engine, at, slots
 ):
+    """Of one more a person wrote the delivery by hand, with arguments of his own: that one is the slot's."""
+
+    def counted(step: Step, n: int = 0) -> None: ...
+
     at("2026-02-02T07:30")
-    kinds = [declare(tick, cron=HOURLY) for _ in range(200)]
+    kinds = [declare(counted, cron=HOURLY) for _ in range(200)]
     fire(database)
-    broken = kinds[50]
+    broken, conflicting = kinds[50], kinds[100]
+    with engine.begin() as tx:
+        key = slot_key(datetime(2026, 2, 2, 8, tzinfo=UTC))
+        by_hand = conflicting.options(key=key).enqueue(tx, n=5)
     with engine.connect() as tx:
         row_id = next(one.id for one in periodic.schedules(tx) if one.kind == broken.name)
     at("2026-02-02T08:00")
+    began = time.monotonic()
     with poisoned(engine, row_id, "update", table="schedules"), pytest.raises(Exception, match="host says no"):
         run_sweep(database, named("cron"), Bounds())
+    assert time.monotonic() - began < 10
+    with engine.connect() as tx:
+        assert [row.id for row in deliveries.page(tx, kind=conflicting.name)] == [by_hand.id]
     assert [kind for kind in kinds if slots(kind) != ["08:00"]] == [broken]
     with engine.connect() as tx:
         assert "host says no" in tx.scalar(text("select error from durable.loops where name = 'cron'"))
