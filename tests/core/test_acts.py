@@ -234,6 +234,15 @@ def test_each_filter_that_is_given_must_hold(engine, make, clock, which, count):
         assert look(tx, operate.REDRIVE, which).count == count
 
 
+def test_a_discarded_one_is_chosen_by_no_filter(engine, database, make, row):
+    given_up, other = make(state="dead"), make(state="dead")
+    act(engine, "discard", given_up.id)
+    with engine.begin() as tx:
+        assert look(tx, operate.REDRIVE, Filter()).sample == [other.id]
+    assert act_on_all(database, operate.REDRIVE, Filter(), **WHO).done == 1
+    assert row(given_up.id).state == "dead"
+
+
 def test_a_state_that_the_act_does_not_take_is_refused(engine, database):
     with pytest.raises(InvalidOption):
         act_on_all(database, operate.REDRIVE, Filter(state=DeliveryState.SENT), **WHO)
@@ -262,6 +271,22 @@ def test_a_busy_row_is_counted_and_not_waited_for(database, other_engine, make):
         make(state="dead")
         moved = act_on_all(database, operate.REDRIVE, Filter(), **WHO)
     assert (moved.done, moved.busy, moved.moved_on) == (1, 1, 0)
+
+
+def test_each_row_is_come_to_once_also_where_the_act_leaves_its_state(database, make, lines, monkeypatch):
+    monkeypatch.setattr(bulk, "BATCH", 10)
+    made = [make(countdown=60).id for _ in range(25)]
+    seen = []
+
+    def progress(so_far):
+        seen.append(so_far.done)
+        assert len(seen) <= 3, "or it would never end"
+
+    moved = act_on_all(
+        database, operate.RESCHEDULE, Filter(), **WHO, progress=progress, **operate.due(3600, None),
+    )  # fmt: skip
+    assert (moved.done, seen) == (25, [10, 20, 25])
+    assert {len(lines(row_id)) for row_id in made} == {1}
 
 
 def test_a_rate_spaces_the_batches(database, make):

@@ -84,6 +84,21 @@ def test_a_row_that_cannot_expire_is_held_and_the_others_expire(database, engine
     finally:
         with engine.begin() as tx:
             tx.execute(text("drop function refuse_expiry() cascade"))
+    assert expire(database) == 0, "it is held, until a person releases it"
+    with engine.begin() as tx:
+        deliveries.release(tx, made[1].id, by="dana", reason="mended")
+    assert expire(database) == 1
+
+
+def test_a_sweep_takes_those_first_that_are_over_the_longest(database, make, row, clock):
+    """And no more than its limit: the others are left to the next."""
+    made = [make(expires=seconds) for seconds in (20, 10, 30)]
+    clock.advance(31)
+    ended = []
+    while moved := expire(database, limit=1):
+        assert moved == 1
+        ended += [one.id for one in made if row(one.id).state == "expired" and one.id not in ended]
+    assert ended == [made[1].id, made[0].id, made[2].id]
 
 
 # --- pauses ------------------------------------------------------------------------------------------
@@ -115,21 +130,37 @@ def test_nothing_of_what_is_paused_is_claimed_or_hinted_until_it_is_resumed(
     assert perform(worker, kind, made.id).outcome is Outcome.SENT
 
 
-def test_a_pause_ends_by_itself_at_its_time_and_a_second_one_replaces_the_first(engine, worker, kind, make, clock):
-    made = make()
+def test_a_pause_ends_by_itself_at_its_time_and_a_second_one_replaces_the_first(
+    engine, database, worker, kind, make, clock, carrier
+):
+    """For the claim by a hint, the claim of a batch and dispatch alike."""
+    made, other = make(), make()
     with engine.begin() as tx:
         deliveries.pause(tx, "queue", "durable", by="dana", reason="for a day", until=clock.now() + timedelta(days=1))
     with engine.begin() as tx:
         deliveries.pause(tx, "queue", "durable", by="eve", reason="an hour", until=clock.now() + timedelta(hours=1))
         assert [pause.by for pause in deliveries.pauses(tx)] == ["eve"]
     assert perform(worker, kind, made.id).outcome is Outcome.NOTHING_TO_DO
+    assert (perform_due(worker, 5), dispatch(database)) == ([], 0)
     clock.advance(3601)
+    # Before anybody looks, or resumes it.
+    assert dispatch(database) == 2
+    assert [done.id for done in perform_due(worker, 1)] == [made.id]
+    assert perform(worker, kind, other.id).outcome is Outcome.SENT
     with engine.begin() as tx:
         assert deliveries.pauses(tx) == []
         assert not deliveries.resume(tx, "queue", "durable", by="eve")
         history = tx.execute(text("select by_whom, ended_by from durable.pauses order by id")).all()
     assert [tuple(line) for line in history] == [("dana", "eve"), ("eve", "eve")]
+
+
+def test_a_paused_queue_pauses_no_kind_of_its_name(engine, worker, declare, make):
+    kind = declare(name="mail")
+    made, more = make(kind, queue="other"), make(kind, queue="other")
+    with engine.begin() as tx:
+        deliveries.pause(tx, "queue", "mail", by="dana", reason="the mail server is down")
     assert perform(worker, kind, made.id).outcome is Outcome.SENT
+    assert [done.id for done in perform_due(worker, 5, queue="other")] == [more.id]
 
 
 @pytest.mark.parametrize(

@@ -204,10 +204,12 @@ def test_whoever_ends_hints_the_next_of_its_line_and_dispatch_leaves_the_others(
     assert third.id
 
 
-def test_a_canceled_one_lets_the_next_be_hinted(engine, make, carrier):
-    first, second = (make(ordering_key="line") for _ in range(2))
+@pytest.mark.parametrize(("act", "state"), [(deliveries.cancel, "pending"), (deliveries.discard, "dead")])
+def test_a_canceled_or_discarded_one_lets_the_next_be_hinted(engine, declare, make, carrier, act, state):
+    kind = declare(ordering="strict")
+    first, second = make(kind, ordering_key="line", state=state), make(kind, ordering_key="line")
     with Session(engine) as session, session.begin():
-        deliveries.cancel(session, first.id, by="dana", reason="not needed")
+        act(session, first.id, by="dana", reason="not needed")
     assert [hint.id for hint in carrier.offered] == [second.id]
 
 

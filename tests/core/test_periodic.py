@@ -136,13 +136,14 @@ def test_a_sweep_killed_between_the_row_and_its_commit_leaves_neither_and_the_ne
 ):
     """Two sessions: the first is held after it has written the row, and its backend is ended there."""
     at("2026-02-02T08:00")
-    with other_engine.connect() as gate, ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool, other_engine.connect() as gate:
         gate.execute(text("lock table durable.journal in exclusive mode"))
         held = Database(other_engine)
         at("2026-02-02T18:00")  # nine slots are left out, so that it must write to the journal, which is locked
         killed = pool.submit(fire, held)
         pid = wait_until_somebody_blocks(engine)
-        assert fire(database) == 0, "the schedule is locked: nothing is waited for, and nothing done twice"
+        second = pool.submit(fire, database)
+        assert second.result(10) == 0, "the schedule is locked: nothing is waited for, and nothing done twice"
         with engine.begin() as operator:
             assert operator.scalar(text("select pg_terminate_backend(:pid)"), {"pid": pid})
         with pytest.raises(Exception, match="terminat"):

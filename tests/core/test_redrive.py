@@ -4,6 +4,7 @@ import pytest
 
 from durable_core import IllegalMove, InvalidOption, NotFound, deliveries
 from durable_core.deliveries.attempt import Outcome, carry_out, perform
+from durable_core.deliveries.sweep import expire
 
 
 def redrive(engine, row_id, by="dana", reason="address fixed"):
@@ -31,6 +32,15 @@ def test_a_redriven_delivery_is_pending_and_due_now_with_a_new_budget(engine, ma
     )  # fmt: skip
     assert line.facts["attempts"] == 1
     assert line.facts["error_code"] == before.error_code
+
+
+def test_one_that_has_lost_its_use_meanwhile_is_carried_out_all_the_same(engine, database, worker, kind, make, clock):
+    """A person wants it: its expiry is lifted."""
+    made = make(state="dead", expires=5)
+    clock.advance(10)
+    redrive(engine, made.id)
+    assert expire(database) == 0
+    assert perform(worker, kind, made.id).outcome is Outcome.SENT
 
 
 @pytest.mark.spec("deliveries", 21)
