@@ -120,11 +120,20 @@ class Claim:
         return {"id": self.id, "fence": self.fence}
 
 
-def take(tx: Transaction, statement: Statement, holder: Holder, **parameters: object) -> list[Claim]:
-    """Claim rows by a `take` statement; none when somebody else was faster, or nothing is due."""
+def take(
+    tx: Transaction, statement: Statement, holder: Holder, *, ours: bool = False, **parameters: object
+) -> list[Claim]:
+    """
+    Claim rows by a `take` statement; none when somebody else was faster, or nothing is due.
+
+    `ours` says that `tx` is a connection of our own, whose errors need not come as SQLAlchemy's.
+    """
     before = time.monotonic()
     told = {**holder.parameters, **parameters}
-    rows = run_ours(tx, statement, **told) if isinstance(tx, Connection) else run(tx, statement, **told)
+    if ours and isinstance(tx, Connection):
+        rows = run_ours(tx, statement, **told)
+    else:
+        rows = run(tx, statement, **told)
     return [Claim.of(row, before) for row in rows]
 
 

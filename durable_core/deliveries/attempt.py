@@ -64,11 +64,13 @@ UNFIT_SECONDS = 60.0
 """How long a row waits whose arguments do not fit the handler, until a worker tries again."""
 
 
-def claim_one(tx: Transaction, kind: DeliveryKind[..., Any], row_id: str, holder: Holder) -> Claim | None:
+def claim_one(
+    tx: Transaction, kind: DeliveryKind[..., Any], row_id: str, holder: Holder, *, ours: bool = False
+) -> Claim | None:
     """Claim this row if it is due and of this kind; None when there is nothing to take. Commits with `tx`."""
     claims = protocol.take(
-        checked(tx), _statements.take, holder, id=row_id, kinds=list(kind.names), timeout_seconds=kind.timeout,
-        max_attempts=kind.max_attempts, max_interruptions=kind.max_interruptions,
+        checked(tx), _statements.take, holder, ours=ours, id=row_id, kinds=list(kind.names),
+        timeout_seconds=kind.timeout, max_attempts=kind.max_attempts, max_interruptions=kind.max_interruptions,
     )  # fmt: skip
     return claims[0] if claims else None
 
@@ -104,7 +106,7 @@ def perform(worker: Worker, kind: DeliveryKind[..., Any], row_id: str) -> Attemp
     """
     try:
         with worker.database.autocommit() as connection:
-            claim = claim_one(connection, kind, row_id, worker.holder)
+            claim = claim_one(connection, kind, row_id, worker.holder, ours=True)
             if claim is None:
                 _look_for_its_row(worker, connection, kind, row_id)
     except DATABASE_ERRORS as error:

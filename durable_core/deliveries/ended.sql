@@ -1,14 +1,30 @@
 -- name: next_of_line
 -- The delivery of this line that may be taken now, for a hint: whoever ends one tells the next.
+-- Two alone come into question: the oldest that has begun, and the oldest that has not. Where neither may go, none may.
+with due as (
+    (
+        select d.*
+        from durable.deliveries d
+        where d.ordering_key = :ordering_key and d.state = 'pending' and d.attempts > 0
+          and d.due_at <= (select durable.durable_now()) and d.held_reason is null
+        order by d.created_at, d.id
+        limit 1
+    )
+    union all
+    (
+        select d.*
+        from durable.deliveries d
+        where d.ordering_key = :ordering_key and d.state = 'pending' and d.attempts = 0
+          and d.due_at <= (select durable.durable_now()) and d.held_reason is null
+        order by d.created_at, d.id
+        limit 1
+    )
+)
 select cast(d.id as text) as id, d.kind, d.queue, d.priority,
     d.attempts - d.interruptions - d.shutdowns - d.snoozes + 1 as attempt
-from durable.deliveries d
-where d.ordering_key = :ordering_key
-  and d.state = 'pending'
-  and d.due_at <= (select durable.durable_now())
-  and d.held_reason is null
-  and not durable.is_behind(d.id, d.ordering_key, d.created_at, d.attempts > 0, (select durable.durable_now()))
-order by d.created_at, d.id
+from due d
+where not durable.is_behind(d.id, d.ordering_key, d.created_at, d.attempts > 0, (select durable.durable_now()))
+order by d.attempts = 0
 limit 1
 
 -- name: remark_hook

@@ -82,8 +82,7 @@ class Act:
         assert self.line.rows
 
     def settle(self, claim):
-        run(self.connection, attempt._statements.bound, **claim.naming, lock_timeout="20s")
-        locked = next(iter(run(self.connection, attempt._statements.lock, **claim.naming)), None)
+        locked = next(iter(run(self.connection, attempt._statements.lock, **claim.naming, lock_timeout="20s")), None)
         if locked is not None:
             run(
                 self.connection, attempt._statements.settle, **claim.naming, xid=locked["xid"], result=None,

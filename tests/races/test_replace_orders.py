@@ -46,8 +46,7 @@ class Owner:
     def settle(self):
         if self.claim is None:
             return
-        run(self.connection, attempt._statements.bound, **self.claim.naming, lock_timeout="20s")
-        for locked in run(self.connection, attempt._statements.lock, **self.claim.naming):
+        for locked in run(self.connection, attempt._statements.lock, **self.claim.naming, lock_timeout="20s"):
             run(
                 self.connection, attempt._statements.settle, **self.claim.naming, xid=locked["xid"], result=None,
                 late=locked["state"] == "pending", interruptions_booked=int(locked["reaped_as"] is not None),

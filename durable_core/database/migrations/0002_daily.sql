@@ -1,5 +1,5 @@
 -- Order, expiry, discards and pauses.
--- Locks `deliveries` against writes while its four small indexes are built, one reading of the table each.
+-- Locks `deliveries` against writes while its six small indexes are built, one reading of the table each.
 
 alter table durable.deliveries
     add column ordering_key    text constraint ordering_key_fits_an_index check (octet_length(ordering_key) between 1 and 1000),
@@ -22,6 +22,10 @@ create unique index deliveries_one_of_a_line on durable.deliveries (ordering_key
 create index deliveries_line on durable.deliveries (ordering_key, created_at, id)
     where ordering_key is not null
     and (state in ('pending', 'processing') or (ordering_strict and state in ('failed', 'dead')));
+create index deliveries_begun on durable.deliveries (ordering_key, created_at, id)
+    where ordering_key is not null and state = 'pending' and attempts > 0;
+create index deliveries_kept on durable.deliveries (ordering_key, created_at, id)
+    where ordering_key is not null and ordering_strict and state in ('failed', 'dead') and discarded_at is null;
 -- Expire.
 create index deliveries_expiring on durable.deliveries (expires_at) where state = 'pending' and expires_at is not null;
 -- Prune.
@@ -50,15 +54,23 @@ create function durable.is_behind(
     of_id uuid, of_line text, of_created_at timestamptz, has_begun boolean, as_of timestamptz
 ) returns boolean
     language sql stable parallel safe
+    -- Each finds its row by an index, so that a line may be long.
     return exists (
-        select from durable.deliveries o
-        where o.ordering_key = of_line
-          and o.id <> of_id
-          and (o.state in ('pending', 'processing') or (o.ordering_strict and o.state in ('failed', 'dead')))
-          and case
-              when o.state = 'processing' then true
-              when o.state <> 'pending' then
-                  o.discarded_at is null and (o.created_at, o.id) < (of_created_at, of_id)
-              when (o.attempts > 0) <> has_begun then o.attempts > 0
-              else (o.attempts > 0 or o.due_at <= as_of) and (o.created_at, o.id) < (of_created_at, of_id)
-          end);
+            select from durable.deliveries o
+            where o.ordering_key = of_line and o.state = 'processing' and o.id <> of_id)
+        or exists (
+            select from durable.deliveries o
+            where o.ordering_key = of_line and o.state = 'pending' and o.attempts > 0
+              and (o.created_at, o.id) < (of_created_at, of_id))
+        or (not has_begun and exists (
+            select from durable.deliveries o
+            where o.ordering_key = of_line and o.state = 'pending' and o.attempts > 0 and o.id <> of_id))
+        or (not has_begun and exists (
+            select from durable.deliveries o
+            where o.ordering_key = of_line and o.state = 'pending' and o.due_at <= as_of
+              and (o.created_at, o.id) < (of_created_at, of_id)))
+        or exists (
+            select from durable.deliveries o
+            where o.ordering_key = of_line and o.ordering_strict and o.state in ('failed', 'dead')
+              and o.discarded_at is null
+              and (o.created_at, o.id) < (of_created_at, of_id));
