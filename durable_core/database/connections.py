@@ -146,8 +146,9 @@ def raw(connection: Connection) -> psycopg.Connection[Any]:
 
 def _one_statement_at_a_time(connection: Connection) -> None:
     """Each statement its own transaction, where that is READ COMMITTED by default: then `begin` sends nothing."""
-    plain = _default_isolation(connection) == "read committed"
-    connection.execution_options(isolation_level="AUTOCOMMIT" if plain else "READ COMMITTED")
+    connection.execution_options(isolation_level="AUTOCOMMIT")
+    if _default_isolation(connection) != "read committed":
+        connection.execution_options(isolation_level="READ COMMITTED")
 
 
 def _default_isolation(connection: Connection) -> str:
