@@ -54,7 +54,7 @@ begun as (
     returning l.began_at, l.hold_until, l.ended_at
 )
 select b.began_at, coalesce(b.hold_until > b.began_at, false) as held_back,
-    coalesce(b.ended_at = b.began_at, false) as idle
+    coalesce(b.ended_at = b.began_at, false) and not (select w.waits from work w) as idle
 from begun b
 
 -- name: end

@@ -66,4 +66,8 @@ class Rescue:
             self._say_again_at = time.monotonic() + SAY_AGAIN_SECONDS
             log.warning("sweeps_late_and_run_by_a_worker", extra={"sweeps": [sweep.name for sweep in found]})
         for sweep in found:
-            run_sweep(self._database, sweep, self._durable.settings.bounds(), by_a_worker=True)
+            try:
+                run_sweep(self._database, sweep, self._durable.settings.bounds(), by_a_worker=True)
+            except Exception:
+                # A broker that is away fails dispatch, and must not keep reap from its rows.
+                log.debug("rescue_failed", extra={"sweep": sweep.name}, exc_info=True)

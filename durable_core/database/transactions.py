@@ -66,7 +66,7 @@ def run_ours(connection: Connection, statement: Statement, /, **parameters: obje
         return run_raw(driver, statement, parameters)
     except psycopg.Error:
         if driver.closed:
-            with suppress(DBAPIError):
+            with suppress(Exception):  # the first error is the news, whatever the host's events make of this one
                 connection.exec_driver_sql("select 1")
         raise
 

@@ -244,11 +244,12 @@ class _Attempt:
             log.warning("result_not_stored", extra=self._facts(error=warning))
         # Work done with step.session goes with its transaction: only the whole attempt can be
         # repeated. Without it, the commit alone is replayed, and in_commit effects with it.
-        replayable = not transaction.used
+        replayable, doubtful = not transaction.used, False
         for again in range(1, TRIES + 1):
             try:
                 transaction.commit({"result": result}, effects)
             except CommitUnknown as unknown:
+                doubtful = True
                 match came_to(self.worker, self.claim)[0]:
                     case Resolved.COMMITTED:
                         log.info("commit_resolved", extra=self._facts(resolved="committed"))
@@ -263,7 +264,10 @@ class _Attempt:
                         log.error("commit_unknown", extra=self._facts())
                         return self._attempted(Outcome.UNKNOWN)
             except ClaimLost:
-                return self._refused("success")
+                # An earlier try may have landed after all, and later than the row was asked.
+                if not doubtful or came_to(self.worker, self.claim)[0] is not Resolved.COMMITTED:
+                    return self._refused("success")
+                log.info("commit_resolved", extra=self._facts(resolved="committed"))
             except Exception as error:
                 # An effect's statements come wrapped by SQLAlchemy. The receipt's go to the driver, and no time-out of
                 # theirs is the handler's.

@@ -139,7 +139,7 @@ def _all_due(worker: Worker, queue: str | None, limit: int, done: list[Attempted
 
 def _to_be_had(worker: Worker, queue: str) -> bool:
     """Whether this queue has something to claim; the claim itself is rolled back."""
-    with worker.database.engine.connect() as connection:
+    with worker.database.connect() as connection:
         return bool(claim_due(connection, 1, queue=queue, holder=worker.holder))
 
 

@@ -36,6 +36,16 @@ def test_where_no_beat_runs_a_worker_hints_due_rows_and_reaps_lapsed_ones(rescue
         assert all(loop["host"].endswith(BY_A_WORKER) for loop in loops(tx)), "who ran them is noted"
 
 
+def test_a_broker_that_is_away_keeps_no_worker_from_reaping(rescue, make, row, carrier, clock):
+    due, lapsed = make(), make(state="processing")
+    carrier.refuses = ConnectionError("the broker is away")
+    clock.advance(seconds=31)
+
+    rescue._look()
+
+    assert (row(due.id).state, row(lapsed.id).error_code) == ("pending", "CLAIM_EXPIRED")
+
+
 def test_while_a_beat_runs_no_worker_meddles(rescue, database, make, carrier):
     for name in ("dispatch", "reap", "cron"):
         run_sweep(database, named(name), Bounds())

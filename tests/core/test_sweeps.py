@@ -519,6 +519,19 @@ def test_a_sweep_with_nothing_to_do_costs_one_statement_and_has_run(database, en
     assert line["age_seconds"] == 0
 
 
+def test_a_run_that_ended_at_this_very_instant_is_not_taken_for_one_with_nothing_to_do(
+    database, engine, make, clock, carrier
+):
+    """As under a clock that stands still, and was moved while the sweep before ran."""
+    clock.freeze()
+    run_sweep(database, named("dispatch"), BOUNDS)
+    make()
+    clock.advance(10)
+    with engine.begin() as tx:
+        tx.execute(text("update durable.loops set ended_at = durable.durable_now()"))
+    assert run_sweep(database, named("dispatch"), BOUNDS) == {"moved": 1}
+
+
 def test_a_look_that_fails_leaves_it_to_the_sweep_to_say_what_is_wrong(database, engine, clock, carrier):
     run_sweep(database, named("expire"), BOUNDS)
     clock.advance(20)

@@ -135,6 +135,9 @@ DIRECT = {
         "tests/core/test_stuck.py::test_a_holder_that_is_frozen_while_the_server_sends_to_it",
         "tests/races/test_key_orders.py::test_two_callers_of_one_key_in_every_order",
         "tests/races/test_settle_orders.py::test_whatever_the_order_one_owner_settles",
+        "tests/races/test_line_orders.py::test_of_a_line_one_at_a_time_and_the_first_that_is_committed",
+        "tests/races/test_replace_orders.py::test_a_claim_carries_out_what_its_row_says",
+        "tests/core/test_round_trips.py::test_connections_that_died_while_they_rested",
     ),
     "it sets a lock timeout for its own session": (
         "tests/races/test_claims.py::test_eight_connections_claim_fifty_rows_each_exactly_once",
@@ -142,6 +145,7 @@ DIRECT = {
     "they mix up prepared statements themselves": ("tests/core/test_prepared_statements.py::",),
     "it waits until every other session has ended, and the pooler keeps its own": (
         "tests/core/test_sweeps.py::test_a_long_transaction_elsewhere_does_not_make_each_batch_of_prune_read",
+        "tests/core/test_testing_kit.py::test_a_database_is_cloned_with_its_rows",
     ),
 }
 """What is left out, and why; each is the beginning of a name."""
