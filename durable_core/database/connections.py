@@ -29,8 +29,8 @@ class Database:
     """
     Where the durable rows live, as the host configured it: an engine, and the maker of its sessions.
 
-    The engine must speak psycopg 3, for the commit of a step sends several statements in
-    one flush. Its pool, its events and its connect arguments are used as they are.
+    The engine must speak psycopg 3, whose connections ours are: claim, lock and receipt go to the driver. Its pool,
+    its events and its connect arguments are used as they are, but a claim's statement fires no event of SQLAlchemy's.
     """
 
     def __init__(
