@@ -19,6 +19,13 @@ Network = IPv4Network | IPv6Network
 # Translators of IPv6 to IPv4 deliver these to the IPv4 address in their last 32 bits.
 _TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))
 
+# Not the open internet's by IANA's registries of special purpose, though one Python release or another takes them for
+# it: the answer must not change with the machine. In their order: protocol assignments, NAT64 of one's own network,
+# 6to4, documentation, segment routing.
+_NOT_PUBLIC = tuple(
+    ip_network(one) for one in ("192.0.0.0/24", "64:ff9b:1::/48", "2002::/16", "3fff::/20", "5f00::/16")
+)
+
 _lookups = Bounded("durable-name-lookup")
 
 
@@ -44,7 +51,8 @@ def networks(allowed: Iterable[str]) -> tuple[Network, ...]:
 def is_public(address: Address) -> bool:
     """Whether an address is one of the open internet's; multicast and the site-local addresses of old are not."""
     site_local = isinstance(address, IPv6Address) and address.is_site_local
-    return address.is_global and not (address.is_multicast or site_local)
+    special = any(address in network for network in _NOT_PUBLIC)
+    return address.is_global and not (address.is_multicast or site_local or special)
 
 
 def _faces(address: Address) -> Iterator[Address]:
