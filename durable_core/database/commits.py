@@ -21,6 +21,7 @@ class Resolved(StrEnum):
     COMMITTED = "committed"
     NOT_COMMITTED = "not committed"
     LOST = "lost"
+    NOT_ASKED = "not asked"
     UNKNOWN = "unknown"
 
 
@@ -46,14 +47,17 @@ def resolve(
     The lock is a write, so the answer counts only once a COMMIT of our own was acknowledged,
     by a synchronous standby too where there is one.
     UNKNOWN means that it could not be told now, a standby that cannot lock included: do
-    nothing, say so, leave it to the lease.
+    nothing, say so, leave it to the lease. NOT_ASKED: no connection was to be had; a
+    statement that guards itself may be tried again.
     """
     try:
         with database.transaction() as connection:
             rows = run(connection, statement, id=row_id, lock_timeout=lock_wait)
     except DATABASE_ERRORS as error:
         log.warning("commit_outcome_unknown", extra={"row_id": row_id, "fence": fence, "error": said(error)})
-        return Resolved.UNKNOWN, None
+        # Of a call that failed SQLAlchemy knows no statement.
+        unasked = isinstance(error, DBAPIError) and error.statement is None
+        return Resolved.NOT_ASKED if unasked else Resolved.UNKNOWN, None
     if not rows or rows[0]["fence"] != fence:
         return Resolved.LOST, rows[0] if rows else None
     return Resolved.COMMITTED if rows[0]["settled_fence"] == fence else Resolved.NOT_COMMITTED, rows[0]

@@ -260,7 +260,10 @@ class _Attempt:
                         raise _Repeat(unknown) from unknown
                     case Resolved.LOST:
                         return self._refused("success")
-                    case Resolved.UNKNOWN:
+                    case Resolved.NOT_ASKED if replayable and again < TRIES:
+                        time.sleep(self.worker.pause(again))
+                        continue
+                    case Resolved.UNKNOWN | Resolved.NOT_ASKED:
                         log.error("commit_unknown", extra=self._facts())
                         return self._attempted(Outcome.UNKNOWN)
             except ClaimLost:

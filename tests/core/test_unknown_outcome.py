@@ -3,13 +3,14 @@
 import time
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from durable_core import Retry
 from durable_core.claims.claim import Holder
 from durable_core.database.commits import Resolved, resolve
+from durable_core.database.connections import Database
 from durable_core.deliveries import sweep
 from durable_core.deliveries.attempt import Outcome, perform
 from durable_core.deliveries.report import _statements
@@ -76,6 +77,28 @@ def test_a_lost_commit_of_a_handler_without_session_never_calls_the_handler_agai
     assert len(calls) == 1
     assert effects_of(engine, made.id) == ([(1, "")] if effect else [])
     assert row(made.id).state == "sent"
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_commit_is_tried_again_where_the_server_does_not_even_let_the_row_be_asked(
+    make_worker, relay, declare, make, row, engine, arrives
+):
+    # Without trying TLS first, so that the second cut is the whole call.
+    far = create_engine(engine.url.set(host="127.0.0.1", port=relay.port), connect_args={"sslmode": "disable"})
+    calls, cuts = [], []
+
+    def handler(step):
+        calls.append(1)
+        words = b"settled as ("
+        cuts.extend([relay.cut_after(words) if arrives else relay.cut_before(words), relay.cut_before(b"user\x00")])
+
+    kind = declare(handler)
+    made = make(kind)
+    assert perform(make_worker(on=Database(far)), kind, made.id).outcome is Outcome.SENT
+    assert [cut.done for cut in cuts] == [True, True]
+    assert len(calls) == 1
+    assert (row(made.id).state, row(made.id).attempts) == ("sent", 1)
+    far.dispose()
 
 
 @pytest.mark.parametrize("arrives", [True, False])
