@@ -13,7 +13,17 @@ from datetime import datetime
 
 from durable_core.database.connections import Database
 from durable_core.database.statements import Statement, beside
-from durable_core.database.transactions import DATABASE_ERRORS, Row, Transaction, checked, is_infrastructure, run, said
+from durable_core.database.transactions import (
+    DATABASE_ERRORS,
+    LOCK_TIMEOUT,
+    Row,
+    Transaction,
+    checked,
+    is_infrastructure,
+    run,
+    said,
+    sqlstate,
+)
 from durable_core.deliveries import sweep as deliveries
 from durable_core.deliveries.stuck import cut_off
 from durable_core.periodic import sweep as periodic
@@ -30,6 +40,9 @@ LATE_AFTER = 3
 
 BY_A_WORKER = " (a worker)"
 """After the host of a sweep that a worker ran because nobody else did."""
+
+LOOK_WAIT = "2s"
+"""How long a sweep that begins waits for a lock, of its own line or of what it looks at."""
 
 PATIENCE_SECONDS = 15.0
 """A sweep that has not ended is taken for killed after so long, and the next one begins."""
@@ -139,9 +152,9 @@ def run_sweep(database: Database, sweep: Sweep, bounds: Bounds, *, by_a_worker: 
     try:
         rows = _begin(database, sweep, bounds, host, sweep.look() if sweep.look else None)
     except DATABASE_ERRORS as error:
-        if sweep.look is None or is_infrastructure(error):
+        if sweep.look is None or (is_infrastructure(error) and sqlstate(error) != LOCK_TIMEOUT):
             raise
-        # What is wrong with its tables, the sweep itself meets next, and says where people look.
+        # What is wrong with its tables, or who has them locked, the sweep meets next, and says where people look.
         log.warning("sweep_cannot_look", extra={"sweep": sweep.name, "error": said(error)})
         rows = _begin(database, sweep, bounds, host, None)
     if not rows:
@@ -170,7 +183,7 @@ def _begin(
     statement, parameters = (_statements.begin.holding(look[0]), look[1]) if look else (_statements.begin, {})
     with database.autocommit() as connection:
         return run(
-            connection, statement, name=sweep.name, host=host,
+            connection, statement, name=sweep.name, host=host, lock_timeout=LOOK_WAIT,
             rest_seconds=sweep.interval - sweep.every / 2, patience_seconds=PATIENCE_SECONDS,
             lease_seconds=bounds.lease_seconds, heartbeat_seconds=bounds.heartbeat_seconds, **parameters,
         )  # fmt: skip

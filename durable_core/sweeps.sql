@@ -7,7 +7,10 @@ with clock as materialized (
     select durable.durable_now() as now,
         -- The book does not wait for a standby: with that gone, sweeps would wait in every slot of a worker.
         set_config('synchronous_commit',
-            case current_setting('synchronous_commit') when 'off' then 'off' else 'local' end, true) as unreplicated
+            case current_setting('synchronous_commit') when 'off' then 'off' else 'local' end, true) as unreplicated,
+        -- A look waits no longer for the table, nor anybody for this line: else each message of a sweep would keep a
+        -- slot of a worker, as long as somebody has the table locked.
+        set_config('lock_timeout', :lock_timeout, true) as bounded
 ),
 work as materialized (
     select exists (

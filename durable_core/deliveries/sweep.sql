@@ -1,27 +1,6 @@
 -- name: due_queues
 -- The queues that have a due row, found by skipping from one to the next: the cost is the number of queues.
-with recursive hop (queue) as (
-    (select d.queue
-     from durable.deliveries d
-     where d.state = 'pending'
-     order by d.queue
-     limit 1)
-    union all
-    select (
-        select d.queue
-        from durable.deliveries d
-        where d.state = 'pending' and d.queue > h.queue
-        order by d.queue
-        limit 1)
-    from hop h
-    where h.queue is not null
-)
-select h.queue
-from hop h
-where h.queue is not null
-  and exists (
-    select from durable.deliveries d
-    where d.state = 'pending' and d.queue = h.queue and d.hint_at <= (select durable.durable_now()))
+select q.queue from durable.due_queues() as q (queue)
 
 -- name: unhinted
 -- before: due rows, and the number of hints that lie in each queue
@@ -81,10 +60,8 @@ from (
 where d.id = any (cast(:ids as uuid[]))
 
 -- name: a_lapsed_one
--- A row whose lease is over, if there is any: all that a quiet reap asks.
-select from durable.deliveries d
-where d.state = 'processing' and d.held_reason is null and d.lease_expires_at <= (select durable.durable_now())
-limit 1
+-- A row where a lease is over: all that a quiet reap asks.
+select where durable.a_lease_is_over()
 
 -- name: lapsed
 -- before: processing, the lease over by the database's clock
@@ -196,10 +173,8 @@ select h.id,
 from held h
 
 -- name: an_overdue_one
--- A row whose time to be useful is over, if there is any.
-select from durable.deliveries d
-where d.state = 'pending' and d.held_reason is null and d.expires_at <= (select durable.durable_now())
-limit 1
+-- A row where the time of some delivery to be useful is over.
+select where durable.one_is_overdue()
 
 -- name: overdue
 -- before: pending, its time to be useful over by the database's clock

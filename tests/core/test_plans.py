@@ -31,7 +31,9 @@ EXPECTED = {
     "take_due": ("deliveries_due", "due_at", 1500),
     "unhinted": ("deliveries_hint", "hint_at", 9000),
     "mark": ("deliveries_pkey", None, 4000),
-    "due_queues": ("deliveries_hint", "hint_at", 100),
+    "due_queues": (None, None, 100),
+    "a_lapsed_one": (None, None, 1500),
+    "an_overdue_one": (None, None, 100),
     "lapsed": ("deliveries_processing", None, 1500),
     "owned": ("deliveries_processing", None, 500),
     "old": ("deliveries_finished", "finished_at", 10_000),
@@ -52,6 +54,9 @@ EXPECTED = {
 }
 """The index; the column that its condition must hold (a claim by id has the id, the reap a filter); and how many
 buffers the statement may touch. A table of full size has 70,000, so that is the work of its rows and no more."""
+
+FUNCTIONS = (sweep.DUE, sweep.LAPSED, sweep.OVERDUE)
+"""What is inside shows no plan: there the buffers alone tell."""
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +91,17 @@ def full(loaded, request):
 
 
 def ran(engine, statement, **parameters):
-    """The plan that the server makes for these very values, and how many buffers it touched; nothing stays."""
+    """
+    The plan that the server makes for these very values, and how many buffers it touched; nothing stays.
+
+    A function is called once before: what its session reads of the catalog is no work of the statement.
+    """
     url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url) as connection:
         connection.execute("set local plan_cache_mode = force_custom_plan")
         explain = f"explain (analyze, buffers, format json) {statement.driver}"
-        (answer,) = connection.execute(explain.encode(), parameters).fetchone()
+        for _ in range(2 if statement in FUNCTIONS else 1):
+            (answer,) = connection.execute(explain.encode(), parameters).fetchone()
         connection.rollback()
         top = answer[0]["Plan"]
         return top, top["Shared Hit Blocks"] + top["Shared Read Blocks"]
@@ -133,6 +143,8 @@ def test_every_hot_statement_finds_its_rows_by_an_index_and_reads_no_more_than_i
         "unhinted": (sweep._statements.unhinted, {"depths": depths}),
         "mark": (sweep._statements.mark, {"ids": held, "idle": held[:2], "idle_seconds": 5}),
         "due_queues": (sweep._statements.due_queues, {}),
+        "a_lapsed_one": (sweep._statements.a_lapsed_one, {}),
+        "an_overdue_one": (sweep._statements.an_overdue_one, {}),
         "lapsed": (sweep._statements.lapsed, {"limit": 500, "heartbeat_seconds": 8.0}),
         "owned": (sweep._statements.owned, {"owner": "x", "pids": [1]}),
         "old": (sweep._statements.old, {"retention_seconds": 86400.0, "limit": 1000, "since": None, "without": []}),
@@ -168,7 +180,7 @@ def test_every_hot_statement_finds_its_rows_by_an_index_and_reads_no_more_than_i
         told = [(n["Node Type"], n.get("Index Name"), n.get("Index Cond"), n.get("Filter")) for n in scans]
         whole = any(n["Node Type"] == "Seq Scan" and n.get("Relation Name") == "deliveries" for n in scans)
         found = any(n.get("Index Name") == index and (column or "") in n.get("Index Cond", "") for n in scans)
-        if whole or not found or touched > most:
+        if whole or not (found or index is None) or touched > most:
             wrong[name] = [touched, *told]
     assert not wrong, json.dumps(wrong, indent=1)
     lapsed, _ = ran(full, statements["lapsed"][0], **statements["lapsed"][1])

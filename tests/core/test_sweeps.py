@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -532,6 +533,33 @@ def test_a_run_that_ended_at_this_very_instant_is_not_taken_for_one_with_nothing
     with engine.begin() as tx:
         tx.execute(text("update durable.loops set ended_at = durable.durable_now()"))
     assert run_sweep(database, named("dispatch"), BOUNDS) == {"moved": 1}
+
+
+@pytest.mark.parametrize("name", ["dispatch", "reap"])
+def test_while_somebody_has_the_table_locked_one_sweep_waits_and_no_other_of_its_name(
+    database, engine, other_engine, make, carrier, clock, name
+):
+    """A careless migration, shorter than a lease: not every slot of a worker is to wait for it."""
+    run_sweep(database, named(name), BOUNDS)
+    make()
+    clock.advance(6)
+    with ThreadPoolExecutor(1) as pool, other_engine.connect() as migration:
+        migration.execute(text("lock table durable.deliveries in access exclusive mode"))
+        first = pool.submit(run_sweep, database, named(name), BOUNDS)
+        deadline = time.monotonic() + 30
+        while has_ended(engine, name):
+            assert time.monotonic() < deadline
+            assert not threading.Event().wait(0.05)
+        clock.advance(6)
+        assert run_sweep(database, named(name), BOUNDS) == {"moved": 0, "skipped": "one just ran"}
+        assert not first.done()
+        migration.commit()
+        assert first.result(30) == {"moved": int(name == "dispatch")}
+
+
+def has_ended(engine, name):
+    with engine.connect() as tx:
+        return next(loop["ended_at"] >= loop["began_at"] for loop in loops(tx) if loop["name"] == name)
 
 
 def test_a_look_that_fails_leaves_it_to_the_sweep_to_say_what_is_wrong(database, engine, clock, carrier):

@@ -74,3 +74,49 @@ create function durable.is_behind(
             where o.ordering_key = of_line and o.ordering_strict and o.state in ('failed', 'dead')
               and o.discarded_at is null
               and (o.created_at, o.id) < (of_created_at, of_id));
+
+-- What a sweep looks for as it begins. Volatile, so that they are planned and take their lock on the table when they
+-- are called, under the bound that the sweep's statement has set by then. Written into that statement, they would have
+-- it wait for the table before it begins.
+create function durable.due_queues() returns setof text
+    language sql volatile
+begin atomic
+    with recursive hop (queue) as (
+        (select d.queue
+         from durable.deliveries d
+         where d.state = 'pending'
+         order by d.queue
+         limit 1)
+        union all
+        select (
+            select d.queue
+            from durable.deliveries d
+            where d.state = 'pending' and d.queue > h.queue
+            order by d.queue
+            limit 1)
+        from hop h
+        where h.queue is not null
+    )
+    select h.queue
+    from hop h
+    where h.queue is not null
+      and exists (
+        select from durable.deliveries d
+        where d.state = 'pending' and d.queue = h.queue and d.hint_at <= (select durable.durable_now()));
+end;
+
+create function durable.a_lease_is_over() returns boolean
+    language sql volatile
+    return exists (
+        select from durable.deliveries d
+        where d.state = 'processing' and d.held_reason is null
+          and d.lease_expires_at <= (select durable.durable_now()));
+
+create function durable.one_is_overdue() returns boolean
+    language sql volatile
+    -- The first in the order of its index: a planner that knows many times, and few that are over, would read the table.
+    return coalesce((
+        select d.expires_at from durable.deliveries d
+        where d.state = 'pending' and d.held_reason is null and d.expires_at is not null
+        order by d.expires_at
+        limit 1) <= durable.durable_now(), false);
