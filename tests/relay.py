@@ -1,5 +1,7 @@
 """A TCP relay that loses a connection at a chosen message: before it arrives, or before its answer does."""
 
+from __future__ import annotations
+
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,6 +20,8 @@ class Cut:
     arrives: bool
     silent: bool = False
     done: bool = False
+    then: Cut | None = None
+    """What is cut next, once this is done."""
 
 
 class Relay:
@@ -71,6 +75,7 @@ class Relay:
             if cut is None or cut.done or cut.words not in message:
                 return None
             cut.done = True
+            self._cut = cut.then or cut
             return cut
 
     def _up(self, client: socket.socket, server: socket.socket, lose_answer: threading.Event) -> None:

@@ -15,7 +15,7 @@ from durable_core.deliveries import sweep
 from durable_core.deliveries.attempt import Outcome, perform
 from durable_core.deliveries.report import _statements
 from tests.conftest import effects_of, record
-from tests.relay import COMMIT
+from tests.relay import COMMIT, Cut
 
 
 def test_a_commit_that_arrived_is_found_committed_and_nothing_runs_twice(
@@ -90,7 +90,9 @@ def test_a_commit_is_tried_again_where_the_server_does_not_even_let_the_row_be_a
     def handler(step):
         calls.append(1)
         words = b"settled as ("
-        cuts.extend([relay.cut_after(words) if arrives else relay.cut_before(words), relay.cut_before(b"user\x00")])
+        receipt = relay.cut_after(words) if arrives else relay.cut_before(words)
+        receipt.then = Cut(b"user\x00", arrives=False)
+        cuts.extend([receipt, receipt.then])
 
     kind = declare(handler)
     made = make(kind)
