@@ -12,7 +12,7 @@ CANARY = "canary-4f1d9c0b7e"
 
 def test_the_first_hint_goes_by_the_row_s_id_and_says_kind_id_and_attempt(world: World, shop_kinds: Shop) -> None:
     with Events(world.app) as events:
-        row_id = world.commit(shop_kinds.order)
+        row_id = world.commit_for_its_own_hint(shop_kinds.order)
         received = events.wait_for("task-received", row_id)
         succeeded = events.wait_for("task-succeeded", row_id)
 
@@ -37,7 +37,7 @@ def test_a_hint_that_finds_nothing_succeeds_and_says_so(world: World, shop_kinds
 
 def test_a_failed_attempt_is_a_retry_and_no_message_with_an_eta_is_sent(world: World, shop_kinds: Shop) -> None:
     with Events(world.app) as events, Traffic(world.broker) as traffic:
-        row_id = world.commit(shop_kinds.retried, "done")
+        row_id = world.commit_for_its_own_hint(shop_kinds.retried, "done")
         retried = events.wait_for("task-retried", row_id)
         (row,) = world.sent(row_id)
 
@@ -51,7 +51,7 @@ def test_a_failed_attempt_is_a_retry_and_no_message_with_an_eta_is_sent(world: W
 def test_a_snooze_is_a_retry_that_says_until_when(world: World, shop_kinds: Shop) -> None:
     """Its work is still to be done: a success would say that it is."""
     with Events(world.app) as events:
-        row_id = world.commit(shop_kinds.snoozed, "done")
+        row_id = world.commit_for_its_own_hint(shop_kinds.snoozed, "done")
         retried = events.wait_for("task-retried", row_id)
         (row,) = world.sent(row_id)
         (put_off,) = world.lines(row_id)
@@ -65,7 +65,7 @@ def test_a_snooze_is_a_retry_that_says_until_when(world: World, shop_kinds: Shop
 
 def test_a_delivery_given_up_is_a_failure(world: World, shop_kinds: Shop) -> None:
     with Events(world.app) as events:
-        row_id = world.commit(shop_kinds.hopeless, "nobody@example.org")
+        row_id = world.commit_for_its_own_hint(shop_kinds.hopeless, "nobody@example.org")
         failed = events.wait_for("task-failed", row_id)
 
     assert "NO_RECIPIENT" in failed["exception"]
@@ -77,10 +77,10 @@ def test_no_payload_reaches_the_broker(world: World, shop_kinds: Shop) -> None:
     """Neither in a message, nor in an event, nor in any key, whatever becomes of the delivery."""
     with Events(world.app) as events, Traffic(world.broker) as traffic:
         seen = [
-            world.commit(shop_kinds.order, CANARY),
-            world.commit(shop_kinds.retried, CANARY),
-            world.commit(shop_kinds.hopeless, CANARY),
-            world.commit(shop_kinds.snoozed, CANARY),
+            world.commit_for_its_own_hint(shop_kinds.order, CANARY),
+            world.commit_for_its_own_hint(shop_kinds.retried, CANARY),
+            world.commit_for_its_own_hint(shop_kinds.hopeless, CANARY),
+            world.commit_for_its_own_hint(shop_kinds.snoozed, CANARY),
         ]
         world.commit(shop_kinds.order, CANARY, queue="unread-canary")
         world.finished(*seen)
