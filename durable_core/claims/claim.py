@@ -17,12 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
+import psycopg
 from sqlalchemy import Connection
 
 from durable_core.database.connections import raw
 from durable_core.database.statements import Statement, Statements
-from durable_core.database.transactions import Row, Transaction, run, run_ours, run_raw
+from durable_core.database.transactions import Row, Transaction, run, run_raw
 from durable_core.errors import DefinitionError
 
 LOCK_WAIT = "5s"
@@ -120,21 +122,10 @@ class Claim:
         return {"id": self.id, "fence": self.fence}
 
 
-def take(
-    tx: Transaction, statement: Statement, holder: Holder, *, ours: bool = False, **parameters: object
-) -> list[Claim]:
-    """
-    Claim rows by a `take` statement; none when somebody else was faster, or nothing is due.
-
-    `ours` says that `tx` is a connection of our own, whose errors need not come as SQLAlchemy's.
-    """
+def take(tx: Transaction, statement: Statement, holder: Holder, **parameters: object) -> list[Claim]:
+    """Claim rows by a `take` statement; none when somebody else was faster, or nothing is due."""
     before = time.monotonic()
-    told = {**holder.parameters, **parameters}
-    if ours and isinstance(tx, Connection):
-        rows = run_ours(tx, statement, **told)
-    else:
-        rows = run(tx, statement, **told)
-    return [Claim.of(row, before) for row in rows]
+    return [Claim.of(row, before) for row in run(tx, statement, **holder.parameters, **parameters)]
 
 
 @dataclass(frozen=True)
@@ -180,10 +171,12 @@ def settle(
     run_raw(raw(connection), statements.settle, _settling(claim, locked, receipt))
 
 
-def settle_alone(connection: Connection, statements: Statements, claim: Claim, receipt: Mapping[str, object]) -> bool:
+def settle_alone(
+    driver: psycopg.Connection[Any], statements: Statements, claim: Claim, receipt: Mapping[str, object]
+) -> bool:
     """Lock the row on its fence and write the receipt in one statement; False, and nothing, when the claim is lost."""
     told = {"lock_timeout": LOCK_WAIT, "interrupted_as": list(INTERRUPTED_AS)}
-    return bool(run_ours(connection, statements.settle_alone, **claim.naming, **told, **receipt))
+    return bool(run_raw(driver, statements.settle_alone, {**claim.naming, **told, **receipt}))
 
 
 def _taken_back(locked: Locked) -> dict[str, object]:

@@ -197,11 +197,10 @@ class StepTransaction:
         driver: psycopg.Connection[Any] | None = None
         landed, fence = False, None
         try:
-            with self._database.bounded(self._answer_seconds).autocommit() as connection:
-                driver = raw(connection)
-                landed = protocol.settle_alone(connection, self._statements, self._claim, receipt)
+            with self._database.bounded(self._answer_seconds).driver() as driver:
+                landed = protocol.settle_alone(driver, self._statements, self._claim, receipt)
                 if not landed:
-                    fence = _current_fence(connection, self._statements, self._claim)
+                    fence = _current_fence(driver, self._statements, self._claim)
         except DATABASE_ERRORS as error:
             if driver is None:
                 raise LockRefused(error) from error
@@ -252,7 +251,7 @@ class StepTransaction:
                 raise LockRefused(error) from error
             if locked is None:
                 raise ClaimLost(
-                    self._claim.id, self._claim.fence, _current_fence(connection, self._statements, self._claim)
+                    self._claim.id, self._claim.fence, _current_fence(raw(connection), self._statements, self._claim)
                 )
         except BaseException:
             _end(connection)
@@ -261,9 +260,9 @@ class StepTransaction:
         return connection, locked
 
 
-def _current_fence(connection: Connection, statements: Statements, claim: Claim) -> int | None:
+def _current_fence(driver: psycopg.Connection[Any], statements: Statements, claim: Claim) -> int | None:
     """The fence that refused us, for the sentence; None when there is no such row."""
-    rows = run_raw(raw(connection), statements.current, {"id": claim.id})
+    rows = run_raw(driver, statements.current, {"id": claim.id})
     return int(rows[0]["fence"]) if rows else None
 
 

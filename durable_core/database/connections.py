@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import InvalidatePoolError
@@ -20,6 +21,7 @@ from durable_core.database.watch import Watch
 from durable_core.errors import DefinitionError
 
 _SESSION_DEFAULT, _RESTED_SINCE = "durable_session_default_isolation", "durable_rested_since"
+_READ_COMMITTED = "read committed"
 
 PING_AFTER_SECONDS = 1.0
 """A connection that was used so lately is taken to be alive."""
@@ -30,7 +32,8 @@ class Database:
     Where the durable rows live, as the host configured it: an engine, and the maker of its sessions.
 
     The engine must speak psycopg 3, whose connections ours are: claim, lock and receipt go to the driver. Its pool,
-    its events and its connect arguments are used as they are, but a claim's statement fires no event of SQLAlchemy's.
+    its events and its connect arguments are used as they are, but a claim and a receipt without effects fire none of
+    SQLAlchemy's events but the pool's.
     """
 
     def __init__(
@@ -77,13 +80,53 @@ class Database:
                 yield connection
 
     @contextmanager
+    def driver(self) -> Iterator[psycopg.Connection[Any]]:
+        """
+        The same as the driver's connection, for what each delivery does: SQLAlchemy's costs more than the statement.
+
+        The driver's errors come unwrapped, the pool's as SQLAlchemy makes them. A connection that was lost, or is not
+        at rest at the end, does not go back to the pool; of one that was lost, the pool's others go with it.
+        """
+        pooled = self.engine.raw_connection()
+        if pooled.info.get(_SESSION_DEFAULT) != _READ_COMMITTED:
+            pooled.close()
+            with self.autocommit() as connection, self._renewed_if_lost(raw(connection)) as driver:
+                yield driver
+            return
+        driver = cast("psycopg.Connection[Any]", pooled.dbapi_connection)
+        was = driver.autocommit
+        try:
+            if not was:
+                driver.autocommit = True
+            with self._renewed_if_lost(driver), self._watch_over(driver):
+                yield driver
+        finally:
+            if driver.info.transaction_status == TransactionStatus.IDLE:
+                driver.autocommit = was
+                pooled.close()
+            else:
+                pooled.invalidate()
+
+    @contextmanager
+    def _renewed_if_lost(self, driver: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
+        """What took one connection has most often taken all: the next claim gets a new one."""
+        try:
+            yield driver
+        finally:
+            if driver.closed:
+                self.renew()
+
+    @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """One explicit READ COMMITTED transaction, committed at the end, rolled back by an exception."""
         with self.connect() as connection, self._watched(connection), connection.begin():
             yield connection
 
     def _watched(self, connection: Connection) -> AbstractContextManager[object]:
-        return nullcontext() if self._within is None else self.watch.over(raw(connection), self._within)
+        return self._watch_over(raw(connection))
+
+    def _watch_over(self, driver: psycopg.Connection[Any]) -> AbstractContextManager[object]:
+        return nullcontext() if self._within is None else self.watch.over(driver, self._within)
 
     def connect(self) -> Connection:
         """A connection whose transactions are READ COMMITTED, whatever the host's default; the caller closes it."""
@@ -147,7 +190,7 @@ def raw(connection: Connection) -> psycopg.Connection[Any]:
 def _one_statement_at_a_time(connection: Connection) -> None:
     """Each statement its own transaction, where that is READ COMMITTED by default: then `begin` sends nothing."""
     connection.execution_options(isolation_level="AUTOCOMMIT")
-    if _default_isolation(connection) != "read committed":
+    if _default_isolation(connection) != _READ_COMMITTED:
         connection.execution_options(isolation_level="READ COMMITTED")
 
 

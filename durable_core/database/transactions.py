@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
@@ -48,27 +48,8 @@ def run_raw(connection: psycopg.Connection[Any], statement: Statement, parameter
     with _by_name(connection) as cursor:
         with connection.pipeline() if _in_pipeline(connection) else nullcontext():
             cursor.execute(statement.driver, parameters)
-        rows: list[Row] = [*cursor.fetchall()] if cursor.description else []
+        rows: list[Row] = [*cursor.fetchall()] if _has_rows(cursor) else []
         return rows
-
-
-def run_ours(connection: Connection, statement: Statement, /, **parameters: object) -> list[Row]:
-    """
-    The same on a connection of our own, past SQLAlchemy, for what each delivery does: half the time of its client.
-
-    Raises the driver's errors unwrapped. A connection that was lost is SQLAlchemy's to find, so that its pool gives
-    out no other that died with it.
-    """
-    if not connection.in_transaction():
-        connection.begin()  # as SQLAlchemy would: what the driver begins without its knowledge, it does not commit
-    driver = cast("psycopg.Connection[Any]", connection.connection.dbapi_connection)
-    try:
-        return run_raw(driver, statement, parameters)
-    except psycopg.Error:
-        if driver.closed:
-            with suppress(Exception):  # the first error is the news, whatever the host's events make of this one
-                connection.exec_driver_sql("select 1")
-        raise
 
 
 def _by_name(connection: psycopg.Connection[Any]) -> psycopg.Cursor[dict[str, Any]]:
@@ -81,6 +62,11 @@ def _by_name(connection: psycopg.Connection[Any]) -> psycopg.Cursor[dict[str, An
 def _in_pipeline(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
     """A caller's pipeline holds answers back, and the state of its transaction; a block of ours inside it has them."""
     return connection.pgconn.pipeline_status != PipelineStatus.OFF
+
+
+def _has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
+    """Whether the statement gives rows, if only none. The driver's `description` makes an object of each column."""
+    return cursor.pgresult is not None and cursor.pgresult.nfields > 0
 
 
 def connection_of(tx: Session | scoped_session[Session] | Connection) -> Connection:
@@ -165,7 +151,7 @@ async def _athrough(tx: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:
                 async with _by_name_too(tx) as cursor:
                     async with tx.pipeline() if _in_pipeline(tx) else nullcontext():
                         await cursor.execute(statement.driver, parameters)
-                    rows: list[Row] = [*await cursor.fetchall()] if cursor.description else []
+                    rows: list[Row] = [*await cursor.fetchall()] if _has_rows(cursor) else []
             except Exception as error:
                 request = steps.throw(error)
             else:

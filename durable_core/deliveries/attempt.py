@@ -10,7 +10,6 @@ import time
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from durable_core.arguments import clean_text, result_text
@@ -64,12 +63,10 @@ UNFIT_SECONDS = 60.0
 """How long a row waits whose arguments do not fit the handler, until a worker tries again."""
 
 
-def claim_one(
-    tx: Transaction, kind: DeliveryKind[..., Any], row_id: str, holder: Holder, *, ours: bool = False
-) -> Claim | None:
+def claim_one(tx: Transaction, kind: DeliveryKind[..., Any], row_id: str, holder: Holder) -> Claim | None:
     """Claim this row if it is due and of this kind; None when there is nothing to take. Commits with `tx`."""
     claims = protocol.take(
-        checked(tx), _statements.take, holder, ours=ours, id=row_id, kinds=list(kind.names),
+        checked(tx), _statements.take, holder, id=row_id, kinds=list(kind.names),
         timeout_seconds=kind.timeout, max_attempts=kind.max_attempts, max_interruptions=kind.max_interruptions,
     )  # fmt: skip
     return claims[0] if claims else None
@@ -105,10 +102,10 @@ def perform(worker: Worker, kind: DeliveryKind[..., Any], row_id: str) -> Attemp
     back, and a database that refuses the claim for another reason, such as a missing schema.
     """
     try:
-        with worker.database.autocommit() as connection:
-            claim = claim_one(connection, kind, row_id, worker.holder, ours=True)
+        with worker.database.driver() as driver:
+            claim = claim_one(driver, kind, row_id, worker.holder)
             if claim is None:
-                _look_for_its_row(worker, connection, kind, row_id)
+                _look_for_its_row(worker, driver, kind, row_id)
     except DATABASE_ERRORS as error:
         if _another_of_its_line(error):
             return Attempted(Outcome.NOTHING_TO_DO, row_id, kind.name)
@@ -127,9 +124,9 @@ def _another_of_its_line(error: BaseException) -> bool:
     return sqlstate(error) == UNIQUE_VIOLATION and ONE_OF_A_LINE in str(error)
 
 
-def _look_for_its_row(worker: Worker, connection: Connection, kind: DeliveryKind[..., Any], row_id: str) -> None:
+def _look_for_its_row(worker: Worker, tx: Transaction, kind: DeliveryKind[..., Any], row_id: str) -> None:
     """Say, now and then, that a hint's row is in some other database: two installations share their queues."""
-    if time.monotonic() < worker.quiet_until or run(connection, _statements.known, id=row_id):
+    if time.monotonic() < worker.quiet_until or run(tx, _statements.known, id=row_id):
         return
     worker.quiet_until = time.monotonic() + ROWLESS_SECONDS
     log.warning("hint_without_row", extra={"row_id": row_id, "kind": kind.name})

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import text
 
 from durable_core.claims.claim import Holder, settle_alone
-from durable_core.database.connections import Database
+from durable_core.database.connections import Database, raw
 from durable_core.database.transactions import run
 from durable_core.deliveries import sweep
 from durable_core.deliveries.attempt import _statements, claim_one
@@ -48,7 +48,9 @@ class WithoutEffect(Owner):
     """The same where the handler wrote nothing: one statement, held open here for others to meet it."""
 
     def settle(self):
-        self.locked = settle_alone(self.connection, _statements, self.claim, {"result": None})
+        if not self.connection.in_transaction():
+            self.connection.begin()  # else its commit would not know of what the driver began
+        self.locked = settle_alone(raw(self.connection), _statements, self.claim, {"result": None})
 
     @property
     def settles(self):
