@@ -115,14 +115,18 @@ def test_the_constraints_and_triggers_of_a_live_database_are_the_table_of_states
                 )
             ).all()
         )
-        guard = tx.scalar(text("select prosrc from pg_proc where oid = 'durable.guard_delivery'::regproc"))
+        source = "select prosrc from pg_proc where oid = cast(:of as regproc)"
+        guard = tx.scalar(text(source), {"of": "durable.guard_delivery"})
+        holds = tx.scalar(text(source), {"of": "durable.holds_together"})
         triggers = set(tx.scalars(text("select tgname from pg_trigger where tgenabled = 'O' and not tgisinternal")))
         pruned = tx.scalar(text("select pg_get_indexdef('durable.deliveries_finished'::regclass)"))
-    assert words(definition["state_is_known"]) == set(DeliveryState)
-    assert words(definition["finished_exactly_when_terminal"]) == TERMINAL
+    assert "durable.holds_together(" in definition["holds_together"]
+    states = {rule: words(when) for when, rule in re.findall(r"when (.*?)then '(\w+)'", holds, re.DOTALL)}
+    assert states["state_is_known"] == set(DeliveryState)
+    assert states["finished_exactly_when_terminal"] == TERMINAL
     assert words(pruned) == set(PRUNED)
     assert set(re.findall(r"when '(\w+ -> \w+)'", guard)) == {f"{m.source} -> {m.target}" for m in DELIVERY_MOVES}
-    assert triggers == {"guard_delivery", "guard_journal", "guard_truncate"}
+    assert triggers == {"check_delivery", "guard_delivery", "guard_journal", "guard_truncate"}
 
 
 # --- SQL -------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """What the database refuses, whoever asks: plain SQL, as psql would send it."""
 
+import re
+
 import psycopg
 import pytest
 from sqlalchemy import text
@@ -16,6 +18,9 @@ MOVE = """
         deadline_at = case when :state = 'processing' then now() end,
         finished_at = case when :state not in ('pending', 'processing') then now() end
     where id = :id"""
+COLUMNS = """
+    select attname from pg_attribute
+    where attrelid = 'durable.deliveries'::regclass and attnum > 0 and not attisdropped"""
 
 
 def refused(tx, sql, **parameters):
@@ -178,20 +183,70 @@ def test_a_row_that_has_begun_may_give_up_its_key_and_its_arguments_stay(conn, m
     assert "never changes" in refused(conn, "update durable.deliveries set key = 'k'")[1]
 
 
-@pytest.mark.parametrize(
-    ("change", "constraint"),
-    [
-        ("state = 'parked'", "state_is_known"), ("owner = null", "owned_exactly_while_processing"),
-        ("lease_expires_at = null", "owned_exactly_while_processing"), ("finished_at = now()", "finished_exactly"),
-        ("interruptions = 2", "counters_add_up"), ("snoozes = -1", "counters_add_up"),
-        ("due_at = '9999-01-01'", "due_before_year_9000"), ("priority = 10", "priority_0_is_most_urgent"),
-        ("waiting_for = 'godot'", "waits_for_something_known"), ("arguments = '[]'", "arguments_by_name"),
-    ],
-)  # fmt: skip
-def test_a_row_that_contradicts_itself_is_refused_by_a_named_constraint(conn, make, change, constraint):
+CONTRADICTIONS = [
+    ("state = 'parked'", "state_is_known"), ("owner = null", "owned_exactly_while_processing"),
+    ("lease_expires_at = null", "owned_exactly_while_processing"),
+    ("deadline_at = null", "owned_exactly_while_processing"), ("finished_at = now()", "finished_exactly_when_terminal"),
+    ("fence = -1, settled_fence = -1", "fence_counts_up"), ("settled_fence = fence + 1", "settled_fence_was_held"),
+    ("interruptions = 2", "counters_add_up"), ("snoozes = -1", "counters_add_up"), ("shutdowns = 2", "counters_add_up"),
+    ("attempts = -1", "counters_add_up"), ("max_attempts = 0", "at_least_one_attempt"),
+    ("max_interruptions = -1", "interruptions_budget"), ("waiting_for = 'godot'", "waits_for_something_known"),
+    ("discarded_at = now()", "discarded_only_when_it_needs_a_person"),
+]  # fmt: skip
+MISSHAPEN = [
+    ("kind = ''", "kind_has_a_name"), ("queue = ''", "queue_has_a_name"),
+    ("queue = repeat('q', 101)", "queue_has_a_name"), ("priority = 10", "priority_0_is_most_urgent"),
+    ("priority = -1", "priority_0_is_most_urgent"), ("key = ''", "key_fits_an_index"),
+    ("key = repeat('k', 1001)", "key_fits_an_index"), ("arguments = '[]'", "arguments_by_name"),
+    ("digest = repeat('A', 64)", "digest_is_sha256"), ("digest = 'a'", "digest_is_sha256"),
+    ("due_at = '9999-01-01'", "due_before_year_9000"), ("ordering_key = ''", "ordering_key_fits_an_index"),
+    ("expires_at = '9999-01-01'", "expires_before_year_9000"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "constraint"), CONTRADICTIONS)
+def test_a_row_that_contradicts_itself_is_refused_by_a_named_constraint_with_triggers_off_too(
+    conn, make, change, constraint
+):
     make(state="processing")
+    conn.execute(text("set local session_replication_role = replica"))
     code, sentence = refused(conn, f"update durable.deliveries set {change}")
-    assert constraint in sentence or (code == "55000" and "no legal move" in sentence)
+    assert (code, f'violates check constraint "{constraint}"' in sentence) == ("23514", True)
+
+
+@pytest.mark.parametrize(("change", "constraint"), MISSHAPEN)
+def test_what_callers_write_has_its_shape(conn, make, change, constraint):
+    make()
+    with pytest.raises(DBAPIError) as error, conn.begin_nested():
+        conn.execute(text(f"update durable.deliveries set {change}"))
+    diagnosis = error.value.orig.diag
+    assert (diagnosis.sqlstate, diagnosis.constraint_name) in {("23514", constraint), ("55000", None)}
+    column, value = change.split(" = ")
+    copied = [name for name in conn.scalars(text(COLUMNS)) if name not in ("id", column)]
+    with pytest.raises(DBAPIError) as error, conn.begin_nested():
+        conn.execute(
+            text(
+                f"insert into durable.deliveries (id, {column}, {', '.join(copied)})"
+                f" select gen_random_uuid(), {value}, {', '.join(copied)} from durable.deliveries"
+            )
+        )
+    diagnosis = error.value.orig.diag
+    assert (diagnosis.sqlstate, diagnosis.constraint_name) == ("23514", constraint)
+
+
+def test_no_rule_is_without_a_test(conn):
+    sources = conn.scalars(
+        text(
+            "select prosrc from pg_proc"
+            " where oid in ('durable.holds_together'::regproc, 'durable.check_delivery'::regproc)"
+            " union all select conname from pg_constraint"
+            " where conrelid = 'durable.deliveries'::regclass and contype = 'c' and conname <> 'holds_together'"
+        )
+    )
+    named = {
+        name for source in sources for name in re.findall(r"then '(\w+)'|^(\w+)$", source) for name in name if name
+    }
+    assert named == {constraint for _, constraint in CONTRADICTIONS + MISSHAPEN}
 
 
 # --- the journal -----------------------------------------------------------------------------------

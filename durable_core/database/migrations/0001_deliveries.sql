@@ -46,25 +46,62 @@ create table durable.journal (
 comment on table durable.journal is
     'Every move but the happy path (claim, sent). Append only: no UPDATE, no TRUNCATE, no DELETE while the row lives.';
 
+-- Whether the columns of a delivery that go together do: its CHECK constraints, in one function. Postgres reads the text of
+-- a CHECK anew for each statement that writes, and a dozen of them cost it more than the claim.
+create function durable.holds_together(
+    state text, owner text, lease_expires_at timestamptz, deadline_at timestamptz, finished_at timestamptz,
+    fence bigint, settled_fence bigint, attempts integer, interruptions integer, shutdowns integer, snoozes integer,
+    max_attempts integer, max_interruptions integer, waiting_for text
+) returns boolean
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
+    as $check$
+declare
+    broken text := case
+        when state not in ('pending', 'processing', 'sent', 'failed', 'dead', 'canceled', 'expired')
+            then 'state_is_known'
+        when (state = 'processing') <> (owner is not null)
+            or (state = 'processing') <> (lease_expires_at is not null)
+            or (state = 'processing') <> (deadline_at is not null)
+            then 'owned_exactly_while_processing'
+        when (state in ('sent', 'failed', 'dead', 'canceled', 'expired')) <> (finished_at is not null)
+            then 'finished_exactly_when_terminal'
+        when fence < 0 then 'fence_counts_up'
+        when settled_fence > fence then 'settled_fence_was_held'
+        when least(attempts, interruptions, shutdowns, snoozes) < 0
+            or attempts < interruptions + shutdowns + snoozes
+            then 'counters_add_up'
+        when max_attempts < 1 then 'at_least_one_attempt'
+        when max_interruptions < 0 then 'interruptions_budget'
+        when waiting_for not in ('handler', 'arguments') then 'waits_for_something_known'
+    end;
+begin
+    if broken is null then
+        return true;
+    end if;
+    raise exception 'new row for relation "deliveries" violates check constraint "%"', broken
+        using errcode = 'check_violation', table = 'deliveries', constraint = broken;
+end
+$check$;
+
 create table durable.deliveries (
     id                uuid        primary key,
-    kind              text        not null constraint kind_has_a_name check (length(kind) between 1 and 200),
-    queue             text        not null constraint queue_has_a_name check (length(queue) between 1 and 100),
-    priority          smallint    not null constraint priority_0_is_most_urgent check (priority between 0 and 9),
-    key               text        constraint key_fits_an_index check (octet_length(key) between 1 and 1000),
-    arguments         jsonb       not null constraint arguments_by_name check (jsonb_typeof(arguments) = 'object'),
-    digest            text        not null constraint digest_is_sha256 check (digest ~ '^[0-9a-f]{64}$'),
+    kind              text        not null,
+    queue             text        not null,
+    priority          smallint    not null,
+    key               text,
+    arguments         jsonb       not null,
+    digest            text        not null,
     state             text        not null default 'pending',
-    due_at            timestamptz not null constraint due_before_year_9000 check (due_at < '9000-01-01'),
+    due_at            timestamptz not null,
     hint_at           timestamptz not null,
-    fence             bigint      not null default 0 constraint fence_counts_up check (fence >= 0),
+    fence             bigint      not null default 0,
     settled_fence     bigint      not null default 0,
     attempts          integer     not null default 0,
     interruptions     integer     not null default 0,
     shutdowns         integer     not null default 0,
     snoozes           integer     not null default 0,
-    max_attempts      integer     not null constraint at_least_one_attempt check (max_attempts >= 1),
-    max_interruptions integer     not null constraint interruptions_budget check (max_interruptions >= 0),
+    max_attempts      integer     not null,
+    max_interruptions integer     not null,
     owner             text,
     owner_pid         integer,
     owner_host        text,
@@ -72,25 +109,16 @@ create table durable.deliveries (
     beat_at           timestamptz,
     lease_expires_at  timestamptz,
     deadline_at       timestamptz,
-    waiting_for       text        constraint waits_for_something_known check (waiting_for in ('handler', 'arguments')),
+    waiting_for       text,
     held_reason       text,
     error_code        text,
     error_message     text,
     result            jsonb,
     created_at        timestamptz not null,
     finished_at       timestamptz,
-    constraint state_is_known check (
-        state in ('pending', 'processing', 'sent', 'failed', 'dead', 'canceled', 'expired')),
-    constraint settled_fence_was_held check (settled_fence <= fence),
-    constraint owned_exactly_while_processing check (
-        (state = 'processing') = (owner is not null)
-        and (state = 'processing') = (lease_expires_at is not null)
-        and (state = 'processing') = (deadline_at is not null)),
-    constraint finished_exactly_when_terminal check (
-        (state in ('sent', 'failed', 'dead', 'canceled', 'expired')) = (finished_at is not null)),
-    constraint counters_add_up check (
-        least(attempts, interruptions, shutdowns, snoozes) >= 0
-        and attempts >= interruptions + shutdowns + snoozes)
+    constraint holds_together check (durable.holds_together(
+        state, owner, lease_expires_at, deadline_at, finished_at, fence, settled_fence, attempts, interruptions,
+        shutdowns, snoozes, max_attempts, max_interruptions, waiting_for))
 ) with (
     -- Half of each page stays free, so that a heartbeat, which writes no indexed column,
     -- finds room beside the old version of the row (a HOT update) and no index grows.
@@ -120,3 +148,29 @@ create index deliveries_processing on durable.deliveries (id) where state = 'pro
 create index deliveries_finished on durable.deliveries (finished_at) where state in ('sent', 'canceled', 'expired');
 -- What a person must look at.
 create index deliveries_dead on durable.deliveries (finished_at) where state in ('dead', 'failed');
+
+-- What a caller or a person writes into a delivery, looked at when it is written: none of this changes as it is carried out.
+create function durable.check_delivery() returns trigger
+    language plpgsql set search_path = pg_catalog, pg_temp
+    as $check$
+declare
+    broken text := case
+        when length(new.kind) not between 1 and 200 then 'kind_has_a_name'
+        when length(new.queue) not between 1 and 100 then 'queue_has_a_name'
+        when new.priority not between 0 and 9 then 'priority_0_is_most_urgent'
+        when octet_length(new.key) not between 1 and 1000 then 'key_fits_an_index'
+        when jsonb_typeof(new.arguments) <> 'object' then 'arguments_by_name'
+        when new.digest !~ '^[0-9a-f]{64}$' then 'digest_is_sha256'
+        when new.due_at >= '9000-01-01' then 'due_before_year_9000'
+    end;
+begin
+    if broken is null then
+        return new;
+    end if;
+    raise exception 'new row for relation "deliveries" violates check constraint "%"', broken
+        using errcode = 'check_violation', table = 'deliveries', constraint = broken;
+end
+$check$;
+
+create trigger check_delivery before insert or update of kind, queue, priority, key, arguments, digest, due_at
+    on durable.deliveries for each row execute function durable.check_delivery();
