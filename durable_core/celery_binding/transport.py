@@ -24,7 +24,7 @@ from typing import Any
 from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.transport import redis as stock
 from kombu.utils.uuid import uuid
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from durable_core.arguments import clean_text
 from durable_core.celery_binding.publish import QUEUE_PREFIX
@@ -188,16 +188,70 @@ class _GuardedReading:
         super().close()  # type: ignore[misc]
 
 
+def _is_ours(message: Any) -> bool:
+    """Of a queue of ours, as `rebuilt` made it: on the default exchange a message is routed by its queue's name."""
+    info = message.delivery_info
+    return info.get("exchange") == "" and str(info.get("routing_key")).startswith(QUEUE_PREFIX)
+
+
 class GuardedQoS(stock.QoS):
-    """Counts what a consumer may still be given; a message that is acknowledged leaves the count in any case."""
+    """
+    Counts what a consumer may still be given, and keeps no copy of a hint in Redis until it is acknowledged.
+
+    That copy, which is for workers that die, costs two transactions in Redis for each message; the row of a lost hint
+    is hinted again by dispatch, and a lost sweep by beat. Messages of other queues are kept as ever.
+    """
+
+    channel: Any
+    _delivered: Any
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        if _is_ours(message):
+            virtual.QoS.append(self, message, delivery_tag)
+        else:
+            super().append(message, delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
         """Celery logs a refusal and goes on: a message that stayed in the count would keep a slot empty for ever."""
+        if self._holds_ours(delivery_tag):
+            virtual.QoS.ack(self, delivery_tag)
+            return
         try:
             super().ack(delivery_tag)
         except BaseException:
             virtual.QoS.ack(self, delivery_tag)
             raise
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if not self._holds_ours(delivery_tag):
+            super().reject(delivery_tag, requeue)
+            return
+        if requeue:
+            self._give_back([self._delivered[delivery_tag]], leftmost=True)
+        virtual.QoS.ack(self, delivery_tag)
+
+    def restore_unacked(self, client: Any = None) -> Any:
+        """At a shutdown: what was received and not begun goes back at once, to a worker that has a slot for it."""
+        ours = [tag for tag, message in self._delivered.items() if _is_ours(message)]
+        self._give_back([self._delivered.pop(tag) for tag in ours])
+        return super().restore_unacked(client)
+
+    def _holds_ours(self, delivery_tag: str) -> bool:
+        message = self._delivered.get(delivery_tag)
+        return message is not None and _is_ours(message)
+
+    def _give_back(self, messages: list[Any], leftmost: bool = False) -> None:
+        if not messages:
+            return
+        channel = self.channel
+        try:
+            with channel.conn_or_acquire() as client, client.pipeline() as pipe:
+                for message in messages:
+                    queue = message.delivery_info["routing_key"]
+                    channel._do_restore_message(message._raw, "", queue, pipe, leftmost)
+                pipe.execute()
+        except (RedisError, OSError):
+            log.info("hints_not_given_back", extra={"hints": len(messages)})  # dispatch hints their rows
 
 
 class GuardedChannel(_GuardedReading, stock.Channel):

@@ -43,6 +43,9 @@ def message(
     }
 
 
+NOTHING_MORE = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+
+
 def body(*content: Any) -> str:
     return base64.b64encode(json.dumps(content).encode()).decode()
 
@@ -178,6 +181,85 @@ def test_a_worker_takes_a_refusal_of_the_server_for_a_lost_connection(broker: Co
         assert isinstance(refusal, broker.connection_errors)
     for url in ("rediss://example", "sentinel://example"):
         assert exceptions.ResponseError in Connection(guarded(url)).connection_errors
+
+
+@contextlib.contextmanager
+def consumed(connection: Connection, queue: Queue, prefetch: int = 0) -> Iterator[list[Any]]:
+    """The messages that a consumer has been given and has not acknowledged."""
+    got: list[Any] = []
+    with connection.Consumer(queue, callbacks=[lambda _, message: got.append(message)], accept=["json"]) as consumer:
+        consumer.qos(prefetch_count=prefetch)
+        yield got
+
+
+def more(connection: Connection) -> None:
+    """What comes within a moment."""
+    with contextlib.suppress(TimeoutError):
+        while True:
+            connection.drain_events(timeout=0.3)
+
+
+def test_redis_keeps_no_copy_of_a_hint_that_is_not_acknowledged_yet(
+    broker: Connection, valkey: redis.Redis, services: Addresses
+) -> None:
+    own = Queue("users.own", routing_key="users.own")
+    with broker.Producer() as producer:
+        producer.publish({"any": "thing"}, routing_key="users.own", declare=[own])
+    CeleryCarrier(Celery("producer", broker=guarded(services.redis_url))).publish([hint()])
+    with consumed(broker, broker_queue("mail")) as got:
+        more(broker)
+        assert (len(got), valkey.hlen("unacked")) == (1, 0)
+        got[0].ack()
+    with broker.clone() as another, consumed(another, own) as others:
+        more(another)
+        assert (len(others), valkey.hlen("unacked")) == (1, 1)
+        others[0].ack()
+        assert valkey.hlen("unacked") == 0
+
+
+def test_a_consumer_is_given_another_hint_once_it_has_acknowledged_one(broker: Connection, services: Addresses) -> None:
+    CeleryCarrier(Celery("producer", broker=guarded(services.redis_url))).publish([hint() for _ in range(3)])
+    with consumed(broker, broker_queue("mail"), prefetch=1) as got:
+        for number in range(1, 4):
+            more(broker)
+            assert len(got) == number
+            got[-1].ack()
+
+
+def test_a_hint_that_was_not_begun_goes_back_when_its_consumer_closes(valkey: redis.Redis, services: Addresses) -> None:
+    sent = [hint() for _ in range(2)]
+    CeleryCarrier(Celery("producer", broker=guarded(services.redis_url))).publish(sent)
+    with Connection(guarded(services.redis_url)) as closing, consumed(closing, broker_queue("mail")) as got:
+        more(closing)
+        got[0].ack()
+    with Connection(guarded(services.redis_url)) as next_one:
+        assert drained(next_one, broker_queue("mail"), expected=1) == [[[], {"id": sent[1].id}, NOTHING_MORE]]
+
+
+def test_a_hint_that_is_rejected_goes_back_if_it_is_to_be_queued_again(broker: Connection, services: Addresses) -> None:
+    carrier = CeleryCarrier(Celery("producer", broker=guarded(services.redis_url)))
+    carrier.publish([hint(), hint()])
+    with consumed(broker, broker_queue("mail"), prefetch=2) as got:
+        more(broker)
+        assert carrier.depths(["mail"]) == {"mail": 0}
+        got[0].reject()
+        assert carrier.depths(["mail"]) == {"mail": 0}
+        got[1].requeue()
+        assert carrier.depths(["mail"]) == {"mail": 1}
+
+
+def test_a_consumer_closes_though_redis_takes_nothing_back(
+    valkey: redis.Redis, services: Addresses, caplog: pytest.LogCaptureFixture
+) -> None:
+    CeleryCarrier(Celery("producer", broker=guarded(services.redis_url))).publish([hint()])
+    with caplog.at_level(logging.INFO, "durable.transport"):
+        try:
+            with Connection(guarded(services.redis_url)) as closing, consumed(closing, broker_queue("mail")):
+                more(closing)
+                valkey.config_set("maxmemory", "1")
+        finally:
+            valkey.config_set("maxmemory", "0")
+    assert [record.hints for record in caplog.records if record.message == "hints_not_given_back"] == [1]
 
 
 def test_messages_of_other_queues_pass_unchanged(broker: Connection) -> None:
