@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from celery import Celery
 
 from beat_schedule import beat_schedule
@@ -40,3 +43,6 @@ app.conf.update(
     timezone="UTC",
 )
 durable = install(app)
+
+# Where Flower finds its configuration, from whatever folder it is started; --conf wins.
+os.environ.setdefault("FLOWER_CONF", str(Path(__file__).with_name("flowerconfig.py")))

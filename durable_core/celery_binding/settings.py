@@ -33,6 +33,7 @@ class Settings:
     retention_seconds: float = RETENTION_SECONDS
     beat: bool = True
     sweep_intervals: Mapping[str, float] | None = None
+    flower_payload: bool = False
 
     @staticmethod
     def of(app: Celery) -> Settings:
@@ -52,6 +53,7 @@ class Settings:
             retention_seconds=_positive(conf, "durable_retention_days", defaults.retention_seconds / DAY) * DAY,
             beat=bool(conf.get("durable_beat", True)),
             sweep_intervals={name: _number(f"durable_sweep_intervals[{name!r}]", v) for name, v in intervals.items()},
+            flower_payload=_switch(conf, "durable_flower_payload", defaults.flower_payload),
         )
         settings.holder()  # a lease and a heartbeat that do not fit are told at the start, not by every task
         return settings
@@ -87,6 +89,14 @@ def _whole(conf: Any, name: str, default: int) -> int:
     value = conf.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise DefinitionError(f"{name}={value!r}: give a whole number from 1.")
+    return default if value is None else value
+
+
+def _switch(conf: Any, name: str, default: bool) -> bool:
+    value = conf.get(name)
+    if value is not None and not isinstance(value, bool):
+        # The text "false" is true to Python.
+        raise DefinitionError(f"{name}={value!r}: give True or False.")
     return default if value is None else value
 
 

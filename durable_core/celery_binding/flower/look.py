@@ -1,0 +1,98 @@
+"""One look at one delivery: a single snapshot, read-only, and over within seconds whatever the database does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+from durable_core.claims import journal
+from durable_core.claims.journal import Line
+from durable_core.database import migrate as migrations
+from durable_core.database.connections import Database, raw
+from durable_core.database.statements import beside
+from durable_core.database.transactions import run
+from durable_core.deliveries import read
+from durable_core.deliveries.read import Delivery
+from durable_core.deliveries.waiting import Wait, waits_of
+
+_statements = beside(__file__)
+
+READ_SECONDS = 5.0
+"""No statement runs longer: looking at a struggling database must not add to its load."""
+
+ANSWER_SECONDS = 8.0
+"""A page is answered within so long, also where the database accepts connections and says nothing."""
+
+AT_ONCE = 4
+"""Looks under way at a time. One that hangs ends with psycopg's own bound of a connect; more must not heap up."""
+
+T = TypeVar("T")
+
+
+class Busy(Exception):
+    """So many looks are under way, and none of them has been answered."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A delivery as one snapshot had it. `lines` are the newest of its journal, oldest first."""
+
+    row: Delivery
+    waits: list[Wait]
+    lines: list[Line]
+    now: datetime
+
+
+def look(database: Database, row_id: str) -> Seen:
+    """
+    The row, what it waits for and its journal: three looks at an index, of any backlog.
+
+    On a connection of its own, made as the host's engine makes them: one that rested in a pool may have died, and
+    behind a pooler statements prepared long ago may be mixed up. Raises NotFound, SchemaBehind or what the database
+    raises.
+    """
+    engine = database.background().engine
+    try:
+        with (
+            engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection,
+            database.watch.over(raw(connection), READ_SECONDS),
+            connection.begin(),
+        ):
+            run(connection, _statements.bound, milliseconds=str(int(READ_SECONDS * 1000)))
+            migrations.check(connection)
+            row = read.get(connection, row_id)
+            return Seen(row, waits_of(connection, row), journal.read(connection, row.id), read.now(connection))
+    finally:
+        engine.dispose()
+
+
+_free = threading.BoundedSemaphore(AT_ONCE)
+
+
+async def aside(act: Callable[[], T]) -> T:
+    """
+    Run a look on a thread of its own; raises TimeoutError after ANSWER_SECONDS, and Busy where AT_ONCE hang already.
+
+    A daemon thread, not Flower's executor: that one serves Flower's own pages, and waits for its threads at the end.
+    """
+    if not _free.acquire(blocking=False):
+        raise Busy
+    answer: Future[T] = Future()
+    # Begun, so that nobody who stops waiting can cancel it under the thread.
+    answer.set_running_or_notify_cancel()
+
+    def run_it() -> None:
+        try:
+            answer.set_result(act())
+        except BaseException as error:
+            answer.set_exception(error)
+        finally:
+            _free.release()
+
+    threading.Thread(target=run_it, name="durable-flower", daemon=True).start()
+    return await asyncio.wait_for(asyncio.wrap_future(answer), ANSWER_SECONDS)
