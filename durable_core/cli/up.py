@@ -225,14 +225,25 @@ def parts(app: str, port: int, concurrency: int, folder: Path) -> list[Part]:
         Part(
             "flower",
             (
-                "-A", app, "flower", f"--address={LOOPBACK}", f"--port={port}", "--read_only=True",
-                "--persistent=False",
+                "-A", app, "flower", f"--conf={_flower_configuration()}", f"--address={LOOPBACK}", f"--port={port}",
+                "--read_only=True", "--persistent=False",
             ),
             # In the environment, for every user of the machine can read a command line. The API stays shut
             # without a password whatever the caller's environment says: open, it runs tasks for any web page.
             (("FLOWER_UNAUTHENTICATED_API", "false"), *((("FLOWER_BASIC_AUTH", auth),) if auth else ())),
         ),
     ]  # fmt: skip
+
+
+def _flower_configuration() -> str:
+    """The caller's own, as Flower finds it, or else the one that comes with the package."""
+    from durable_core.celery_binding.flower import CONFIGURATION
+
+    named = os.environ.get("FLOWER_CONF")
+    if named:
+        return named
+    own = Path("flowerconfig.py")
+    return str(own.absolute() if own.exists() else CONFIGURATION)
 
 
 def _free(port: int) -> int:

@@ -1,5 +1,6 @@
 """`durable up` as a process: it serves, it ends without a trace, and it mends what a killed one left behind."""
 
+import base64
 import http.client
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from durable_core.celery_binding.flower import CONFIGURATION
 from durable_core.cli.stack import Child, Part, Stack, end_by_force, ended_with, marked
 from durable_core.cli.up import parts
 from durable_core.local import running, server
@@ -46,6 +48,7 @@ with Session(create_engine(os.environ["DURABLE_DATABASE_URL"])) as session, sess
     print(greet.enqueue(session, "dana").id)
 """
 AUTH = "dana:a-long-password"
+UNKNOWN = "01a227e1-8921-7001-a2c4-ace8f4971791"
 
 
 @pytest.fixture
@@ -116,10 +119,10 @@ def until(done: Callable[[], Any], seconds: float = 30) -> Any:
     return value
 
 
-def asked(port: int, headers: dict[str, str] | None = None) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+def asked(port: int, path: str = "/workers", headers: dict[str, str] | None = None) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
-        connection.request("GET", "/workers", headers=headers or {})
+        connection.request("GET", path, headers=headers or {})
         return connection.getresponse().status
     finally:
         connection.close()
@@ -154,7 +157,10 @@ def test_it_carries_a_delivery_and_ctrl_c_leaves_nothing(folder: Path, start: St
 
     # Flower asks for its password, and no command line that every user may read holds one.
     flower = port_of(said["flower_url"])
-    assert asked(flower) == 401
+    login = {"Authorization": f"Basic {base64.b64encode(AUTH.encode()).decode()}"}
+    pages = (f"/delivery/{row_id}", f"/delivery/{UNKNOWN}", "/broker")
+    assert [asked(flower, path) for path in pages] == [401, 401, 401]
+    assert [asked(flower, path, login) for path in pages] == [200, 404, 200]
     secrets = [AUTH, *(server_url.split(":")[2].split("@")[0] for server_url in env.values())]
     lines = [Path(f"/proc/{child.pid}/cmdline").read_bytes().decode() for child in children(folder)]
     assert not [secret for secret in secrets for line in [*lines, json.dumps(said)] if secret in line]
@@ -239,11 +245,27 @@ def test_what_carries_the_mark_is_found_and_ended_and_nothing_else(tmp_path: Pat
         other.wait()
 
 
+def flower_of(folder: Path) -> Part:
+    return next(part for part in parts("proj", 5555, 2, folder) if part.name == "flower")
+
+
+def test_flower_has_the_configuration_of_its_folder_or_else_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FLOWER_CONF", raising=False)
+    assert f"--conf={CONFIGURATION}" in flower_of(tmp_path).arguments
+    (tmp_path / "flowerconfig.py").touch()
+    assert f"--conf={tmp_path / 'flowerconfig.py'}" in flower_of(tmp_path).arguments
+    monkeypatch.setenv("FLOWER_CONF", "elsewhere.py")
+    assert "--conf=elsewhere.py" in flower_of(tmp_path).arguments
+
+
 def test_flower_is_on_loopback_read_only_and_shut_without_a_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLOWER_UNAUTHENTICATED_API", "true")
-    flower: Part = next(part for part in parts("proj", 5555, 2, tmp_path) if part.name == "flower")
+    flower = flower_of(tmp_path)
     assert "--address=127.0.0.1" in flower.arguments
     assert "--read_only=True" in flower.arguments
     assert dict(flower.environment)["FLOWER_UNAUTHENTICATED_API"] == "false"
