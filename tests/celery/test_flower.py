@@ -266,6 +266,11 @@ def test_a_stranger_is_told_nothing(world: World, shop_kinds: Shop, closed: Flow
         refused = closed.get(path, stranger=True)
         assert (refused.status, refused.source) == (401, "Access denied"), path
     assert closed.delivery(row_id).status == 200
+    closed.hears()
+    told = world.commit_for_its_own_hint(shop_kinds.order)
+    world.sent(told)
+    closed.ended(told, "SUCCESS")
+    assert f'href="/flower/delivery/{told}"' in closed.get(f"/task/{told}").source, "behind its prefix"
 
 
 def test_flower_listens_on_loopback_and_changes_nothing(closed: Flower, flower: Flower) -> None:
@@ -355,3 +360,12 @@ def test_the_deployable_app_brings_its_configuration_along(services: Addresses, 
         assert flower.delivery(UNKNOWN).status == 404
         assert flower.get("/broker").status == 200
         assert flower.addresses() == {"127.0.0.1"}
+
+
+def test_an_app_without_durable_work_is_told_what_is_missing(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text("from celery import Celery\napp = Celery('bare')\n")
+    with started(tmp_path, environment, app="bare") as flower:
+        shown = flower.delivery(UNKNOWN)
+        assert shown.status == 503
+        assert "call durable_core.celery_binding.install(app)" in shown.text
+        assert flower.get("/broker").status == 200, "a broker's own URL as before"

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.events.state import Task
 from flower.utils import broker
 
 from durable_core.celery_binding.flower import look, words
 from durable_core.celery_binding.flower.hints import Hint, format_task, hint_of
 from durable_core.celery_binding.flower.pages import BrokerPage
+from durable_core.celery_binding.settings import Settings
+from durable_core.errors import DefinitionError
 
 ID = "01a227e1-8921-7001-a2c4-ace8f4971791"
 
@@ -124,12 +127,23 @@ def test_the_broker_page_asks_the_server_that_the_guarded_url_names(
     page.application = SimpleNamespace(
         broker_uri_with_password=url, transport="redis", capp=SimpleNamespace(conf=conf), options=None
     )
+    page.prepare()
     asked = page.get_broker()
 
     assert type(asked) is meant
     assert (asked.host, asked.port, asked.vhost) == (host, port, database)
     assert asked.password == ("p@w" if "@" in url else None)
     assert (asked.broker_prefix, tuple(asked.priority_steps)) == ("staging:", (0, 3, 6, 9))
+
+
+def test_the_setting_that_lets_pages_tell_the_payload_is_true_or_false_and_no_text() -> None:
+    app = Celery("shop")
+    assert Settings.of(app).flower_payload is False
+    app.conf.durable_flower_payload = True
+    assert Settings.of(app).flower_payload is True
+    app.conf.durable_flower_payload = "false"
+    with pytest.raises(DefinitionError, match="durable_flower_payload='false': give True or False"):
+        Settings.of(app)
 
 
 def test_instants_and_spans_are_for_people() -> None:

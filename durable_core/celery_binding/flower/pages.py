@@ -9,7 +9,6 @@ from typing import Any
 import psycopg
 from flower import urls
 from flower.api.tasks import GetQueueLengths
-from flower.utils.broker import Broker
 from flower.views import BaseHandler
 from flower.views.broker import BrokerView
 from flower.views.tasks import TaskView
@@ -86,16 +85,17 @@ class TaskPage(TaskView):  # type: ignore[misc]
 class _OfOurBroker:
     """Mixed into handlers that ask the broker: Flower knows a Redis URL, and not the one with the guard before it."""
 
-    def get_broker(self) -> Any:
-        app = self.application  # type: ignore[attr-defined]
-        scheme, _, rest = app.broker_uri_with_password.partition("://")
-        if scheme not in SCHEMES:
-            return super().get_broker()  # type: ignore[misc]
-        conf = app.capp.conf
-        return Broker(
-            f"{scheme.removeprefix('durable-')}://{rest}",
-            broker_options=conf.broker_transport_options, broker_use_ssl=conf.broker_use_ssl,
-        )  # fmt: skip
+    def prepare(self) -> None:
+        super().prepare()  # type: ignore[misc]
+        # A cached property, whose value both 2.1 and 2.2 of Flower ask from here.
+        app: Any = self.application  # type: ignore[attr-defined]
+        app.broker_uri_with_password = unguarded(app.broker_uri_with_password)
+
+
+def unguarded(url: str) -> str:
+    """The Redis URL in one of ours; other brokers' URLs as they are."""
+    scheme, _, place = url.partition("://")
+    return f"{scheme.removeprefix('durable-')}://{place}" if scheme in SCHEMES else url
 
 
 class BrokerPage(_OfOurBroker, BrokerView):  # type: ignore[misc]
