@@ -12,9 +12,8 @@ from sqlalchemy.orm import Session
 
 from durable_core import deliveries, wakes
 from durable_core.local import Addresses
-from tests.celery.conftest import Broker, ShopWorker
 from tests.celery.flower import Flower, started
-from tests.celery.nodes import wait_until
+from tests.celery.nodes import Broker, ShopWorker, wait_until
 from tests.celery.shop import Shop
 from tests.celery.world import World
 from tests.relay import Relay
@@ -217,8 +216,10 @@ def test_no_payload_is_shown_anywhere(world: World, shop_kinds: Shop, hearing: F
 def test_with_the_setting_the_payload_is_told_but_for_its_secrets(
     world: World, shop_kinds: Shop, closed: Flower
 ) -> None:
+    closed.hears()
     row_id = world.commit(shop_kinds.hopeless, CANARY, key=f"key {CANARY}")
     world.finished(row_id)
+    wait_until(lambda: closed.search(row_id), "Flower heard of it")
     with Session(world.engine) as session, session.begin():
         named = deliveries.enqueue_by_name(session, "shop.elsewhere", {"note": CANARY, "password": "s3cret"}).id
     shown, secret = closed.delivery(row_id), closed.delivery(named)
@@ -228,6 +229,9 @@ def test_with_the_setting_the_payload_is_told_but_for_its_secrets(
     assert "no such address" in shown.text, "the text of its error"
     assert CANARY in secret.text
     assert "s3cret" not in secret.source
+    for heard in (closed.get("/api/tasks"), closed.get(f"/task/{row_id}")):
+        assert row_id in heard.source
+        assert CANARY not in heard.source, "what came by messages never carries it"
 
 
 def test_whatever_a_row_holds_is_shown_as_text(world: World, shop_kinds: Shop, closed: Flower) -> None:
@@ -271,6 +275,35 @@ def test_a_stranger_is_told_nothing(world: World, shop_kinds: Shop, closed: Flow
     world.sent(told)
     closed.ended(told, "SUCCESS")
     assert f'href="/flower/delivery/{told}"' in closed.get(f"/task/{told}").source, "behind its prefix"
+
+
+def test_nothing_is_asked_of_the_database_for_a_stranger(
+    world: World, shop_kinds: Shop, closed: Flower, relay: Relay
+) -> None:
+    row_id = world.commit(shop_kinds.order)
+    world.sent(row_id)
+    cut = relay.cut_before(b"\x00")
+
+    assert closed.get(f"/delivery/{row_id}", stranger=True).status == 401
+    assert not cut.done
+    assert closed.delivery(row_id).status == 503
+    assert cut.done, "a look would have met it"
+
+
+def test_where_people_log_in_elsewhere_a_stranger_is_sent_there(
+    world: World, shop_kinds: Shop, environment: dict[str, str], tmp_path: Path
+) -> None:
+    row_id = world.commit(shop_kinds.order)
+    world.sent(row_id)
+    by_mail = (
+        "--auth=dana@example.org", "--auth_provider=flower.views.auth.GoogleAuth2LoginHandler",
+        "--oauth2_key=key", "--oauth2_secret=secret", "--oauth2_redirect_uri=http://127.0.0.1/login",
+    )  # fmt: skip
+    with started(tmp_path, environment, *by_mail) as flower:
+        for path in (f"/delivery/{row_id}", f"/delivery/{UNKNOWN}", "/broker"):
+            sent_away = flower.get(path)
+            assert (sent_away.status, sent_away.source) == (302, ""), path
+            assert sent_away.headers["location"].startswith("/login?")
 
 
 def test_flower_listens_on_loopback_and_changes_nothing(closed: Flower, flower: Flower) -> None:

@@ -47,7 +47,7 @@ class DeliveryPage(BaseHandler):  # type: ignore[misc]  # Flower ships no types
         except (SQLAlchemyError, psycopg.Error, OSError, TimeoutError) as error:
             # Not its text, which may name the database's host and user.
             kind = type(getattr(error, "orig", None) or error).__name__
-            self._say(503, f"the database did not answer ({kind}): try again, or ask `durable doctor`.", "NO_ANSWER")
+            self._say(503, f"the database did not answer ({kind}): try again, or ask `durable status`.", "NO_ANSWER")
         else:
             self._show(seen, payload)
 
