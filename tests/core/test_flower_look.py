@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from durable_core import deliveries
 from durable_core.celery_binding.flower import look as looking
@@ -20,6 +21,7 @@ from durable_core.deliveries import Cause
 from durable_core.deliveries.read import Delivery
 from durable_core.errors import NotFound
 from durable_core.testing import Made
+from tests.relay import Relay
 
 UNKNOWN = "01a227e1-8921-7001-a2c4-ace8f4971791"
 
@@ -133,3 +135,28 @@ def test_a_look_waits_for_nobody(database: Database, engine: Engine, make: Make)
     with engine.begin() as connection:
         connection.execute(text("select from durable.deliveries where id = :id for update"), {"id": row_id})
         assert look(database, row_id).row.id == row_id
+
+
+def test_a_database_that_falls_silent_in_the_middle_of_a_look_is_given_up(
+    engine: Engine, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row_id = make().id
+    monkeypatch.setattr(looking, "READ_SECONDS", 1.0)
+    relay = Relay(str(engine.url.host), int(engine.url.port or 5432))
+    through = create_engine(engine.url.set(host="127.0.0.1", port=relay.port))
+    relay.silence_before(b"transaction_read_only")
+    raised: list[type] = []
+
+    def looks() -> None:
+        try:
+            look(Database(through), row_id)
+        except OperationalError as error:
+            raised.append(type(error))
+
+    thread = threading.Thread(target=looks, daemon=True)
+    thread.start()
+    # The bound, and the second in which it is noticed; three times that.
+    thread.join(6)
+    relay.close()
+
+    assert raised == [OperationalError]
