@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
@@ -12,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from durable_core import deliveries, wakes
 from durable_core.local import Addresses
+from tests.celery.conftest import Nodes
 from tests.celery.flower import Flower, started
 from tests.celery.nodes import Broker, ShopWorker, wait_until
 from tests.celery.shop import Shop
@@ -112,6 +114,22 @@ def test_a_task_leads_to_the_delivery_it_was_a_hint_of_and_other_tasks_lead_nowh
     assert shown.status == 200
     assert "/delivery/" not in shown.source
     assert "Unknown task" in hearing.get(f"/task/{UNKNOWN}").text
+
+
+def test_a_kind_that_the_worker_does_not_know_is_a_failure_and_its_delivery_waits(
+    world: World, shop_kinds: Shop, hearing: Flower, nodes: Nodes
+) -> None:
+    nodes.worker("blind", "-Q", "durable.blind", "--pool", "solo", environment={"SHOP_WITHOUT": "later"}).ready()
+    row_id = world.commit(shop_kinds.later, queue="blind")
+
+    def failed() -> list[dict[str, Any]]:
+        return [hint for hint in hearing.search(row_id) if hint["state"] == "FAILURE"]
+
+    hint = wait_until(failed, "Flower shows that it failed")[0]
+    assert hint["result"] == "NotRegistered('shop.later')"
+    shown = hearing.delivery(row_id)
+    assert "A worker that was told of it does not know kind shop.later: deploy its code there." in shown.text
+    assert f'href="/delivery/{row_id}"' in hearing.get(f"/task/{hint['uuid']}").source
 
 
 # --- one delivery -------------------------------------------------------------------------------------

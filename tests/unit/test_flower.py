@@ -60,7 +60,7 @@ def test_a_task_that_is_no_hint_stays_as_it_is(kwargs: object) -> None:
         ("SUCCESS", {"result": "'claim lost'"}, "claim lost"),
         ("RETRY", {"exception": "DeliveryRetried('snoozed until 2026: NOT_YET')"}, "snoozed until 2026: NOT_YET"),
         ("FAILURE", {"exception": "DeliveryEnded('dead: ValueError')"}, "dead: ValueError"),
-        ("FAILURE", {"exception": "NotRegistered('mail.send')"}, None),
+        ("FAILURE", {"exception": "NotRegistered('mail.send')"}, "NotRegistered('mail.send')"),
         ("STARTED", {}, None),
     ],
 )

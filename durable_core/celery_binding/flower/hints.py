@@ -52,9 +52,11 @@ def format_task(task: Any) -> Any:
     task.args = ""
     # The attempt first: a narrow column cuts the end.
     task.kwargs = f"attempt {hint.attempt} of {hint.kind} {hint.id}"
-    ended = _ENDED.match(task.exception or "") if task.state in ("RETRY", "FAILURE") else None
-    said = _literal(ended[1] if ended else task.result)
-    if isinstance(said, str):
+    if task.state in ("RETRY", "FAILURE"):
+        # Ours says it in words; Celery's own (a lost worker, a kind that is not known) by its name.
+        ended = _ENDED.match(task.exception or "")
+        task.result = _literal(ended[1]) if ended else task.exception
+    elif isinstance(said := _literal(task.result), str):
         task.result = said
     return task
 
