@@ -14,6 +14,7 @@ import durable_core
 from durable_core.database import guards, migrate
 from durable_core.database.statements import Statements, use_schema
 from durable_core.states import DELIVERY_MOVES, PRUNED, TERMINAL, DeliveryState
+from durable_core.sweeps import SWEEPS
 from durable_core.testing import create_database, drop_database
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,6 +100,11 @@ def test_the_guards_in_the_migration_are_the_table_of_states():
 
 def test_the_page_of_state_machines_is_the_table_of_states():
     assert guards.DOCS.read_text(encoding="utf-8") == guards.docs_page()
+
+
+def test_the_page_of_celery_names_every_sweep():
+    page = (ROOT / "docs" / "celery.md").read_text(encoding="utf-8")
+    assert [sweep.task for sweep in SWEEPS if f"`{sweep.task}`" not in page] == []
 
 
 def words(sql: str) -> set[str]:
