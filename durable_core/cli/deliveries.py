@@ -89,7 +89,7 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
         lines = journal.read(connection, row.id)
     if as_json:
         waiting = [{**asdict(one), "blocks": one.blocks, "says": says(row, one, now)} for one in found]
-        told = {"why": " ".join(why(row, found, now)), "waits": waiting, "journal": lines}
+        told = {"why": " ".join(why(row, found, now, lines)), "waits": waiting, "journal": lines}
         out.answer({**_json(row, arguments=arguments), **told})
         return
     out.facts(
@@ -99,7 +99,7 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
             ("queue", f"{row.queue}, priority {row.priority}"),
             ("key", row.key),
             ("state", row.state.value),
-            *(("why", sentence) for sentence in why(row, found, now)),
+            *(("why", sentence) for sentence in why(row, found, now, lines)),
             ("held", row.held_reason),
             ("attempts", attempts(row)),
             ("interrupted", f"{row.interruptions} of {row.max_interruptions}" if row.interruptions else None),

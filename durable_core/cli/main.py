@@ -21,6 +21,8 @@ from durable_core.cli.database import migrate
 from durable_core.cli.deliveries import deliveries
 from durable_core.cli.demo import demo
 from durable_core.cli.environment import env
+from durable_core.cli.find import find_, why_
+from durable_core.cli.journal import journal
 from durable_core.cli.output import ANSWERED, Output, masked
 from durable_core.cli.pauses import pause, pauses, resume
 from durable_core.cli.status import status
@@ -121,3 +123,6 @@ def version(as_json: bool) -> None:
 
 for command in (migrate, status, deliveries, cron, pause, resume, pauses, up, env, demo, version):
     main.add_command(command)
+main.add_command(find_)
+main.add_command(why_)
+main.add_command(journal)

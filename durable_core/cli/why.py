@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import assert_never
 
+from durable_core.claims.journal import Line
 from durable_core.cli.output import instant, span
 from durable_core.deliveries.paused import Pause
 from durable_core.deliveries.read import Delivery
@@ -12,8 +14,12 @@ from durable_core.deliveries.waiting import Ahead, Cause, Wait
 from durable_core.states import TERMINAL, DeliveryState
 
 
-def why(row: Delivery, waits: list[Wait], now: datetime) -> list[str]:
-    """In sentences: all that a pending delivery waits for, or, of any other, where it is or how it ended."""
+def why(row: Delivery, waits: list[Wait], now: datetime, lines: Sequence[Line] = ()) -> list[str]:
+    """
+    In sentences: all that a pending delivery waits for, or, of any other, where it is or how it ended.
+
+    `lines` of its journal say who canceled it.
+    """
     if row.state is DeliveryState.PENDING:
         return [says(row, wait, now) for wait in waits]
     if row.held_reason and row.state not in TERMINAL:
@@ -23,18 +29,25 @@ def why(row: Delivery, waits: list[Wait], now: datetime) -> list[str]:
         case DeliveryState.PROCESSING:
             return [_processing(row, now)]
         case DeliveryState.SENT:
-            return ["done: its handler returned and its receipt was committed."]
+            return [f"done{_at(row, now)}: its handler returned and its receipt was committed."]
         case DeliveryState.FAILED:
-            return [f"given up for good ({row.error_code}); it leaves only by a redrive."]
+            return [f"given up for good{_at(row, now)} ({row.error_code}); it leaves only by a redrive."]
         case DeliveryState.DEAD:
             spent = (
                 f"{row.interruptions} lost workers" if row.failures < row.max_attempts else f"{row.failures} failures"
             )
-            return [f"its budget was spent by {spent} ({row.error_code}); it leaves only by a redrive."]
+            return [f"its budget was spent{_at(row, now)} by {spent} ({row.error_code}); it leaves only by a redrive."]
         case DeliveryState.CANCELED:
-            return ["canceled: it was taken back before it was done."]
+            act = next((line for line in reversed(lines) if line.move == "cancel"), None)
+            who = "" if act is None else f" by {act.by} ({act.reason})"
+            return [f"canceled{_at(row, now)}{who}: it was taken back before it was done."]
         case DeliveryState.EXPIRED:
-            return ["expired: its time to be useful passed before it was done."]
+            return [f"expired{_at(row, now)}: its time to be useful passed before it was done."]
+
+
+def _at(row: Delivery, now: datetime) -> str:
+    """When it ended: " at 2026-11-30T08:00:00Z, 5m ago"."""
+    return "" if row.finished_at is None else f" at {instant(row.finished_at)}, {_between(row.finished_at, now)} ago"
 
 
 def says(row: Delivery, wait: Wait, now: datetime) -> str:

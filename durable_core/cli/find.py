@@ -1,0 +1,160 @@
+"""`durable find` and `durable why`: what an id names, and in one sentence why it does not run."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+from sqlalchemy import Connection
+
+from durable_core.claims import journal
+from durable_core.cli import exits
+from durable_core.cli.database import reading
+from durable_core.cli.exits import CommandError
+from durable_core.cli.output import Output, note
+from durable_core.cli.where import Where, options
+from durable_core.cli.why import says, why
+from durable_core.deliveries import read
+from durable_core.deliveries.find import MOST, Found, find
+from durable_core.deliveries.read import Delivery
+from durable_core.deliveries.waiting import Cause, waits_of
+from durable_core.errors import NotFound
+from durable_core.states import DeliveryState
+
+if TYPE_CHECKING:
+    from durable_core.celery_binding import Durable
+
+
+class NothingFound(CommandError):
+    """No row has this text for its id, its key or its line."""
+
+    reason = "NOT_FOUND"
+    code = exits.NOT_FOUND
+
+
+class Ambiguous(CommandError):
+    """The text names several deliveries where one is to be named."""
+
+    reason = "AMBIGUOUS"
+    code = exits.USAGE
+
+
+def nothing(text: str) -> NothingFound:
+    return NothingFound(
+        f"nothing is named {text[:200]!r}: no delivery by its id, the beginning of it, its key, its step.key or its "
+        "ordering key, and no schedule. It never existed or was pruned after its retention. If it is the id of a "
+        "Celery task: the first hint of a delivery has the delivery's own, later ones are not kept; the task's "
+        "kwargs in Flower hold the delivery's id."
+    )
+
+
+def one_row(tx: Connection, text: str) -> Found:
+    """The one row that this text names. Raises NothingFound and Ambiguous."""
+    found = {one.id: one for one in reversed(find(tx, text))}
+    if not found:
+        raise nothing(text)
+    if len(found) > 1:
+        few = ", ".join(sorted(found, reverse=True)[:3])
+        raise Ambiguous(
+            f"{text[:200]!r} names {len(found)} rows, {few} among them: `durable find {shlex.quote(text)}` lists them."
+        )
+    return next(iter(found.values()))
+
+
+def one_delivery(tx: Connection, text: str) -> Delivery:
+    """The one delivery that this text names. Raises NothingFound, Ambiguous, and NotFound for what is no delivery."""
+    found = one_row(tx, text)
+    if found.what != "delivery":
+        raise NotFound("delivery", text[:60])
+    return read.get(tx, found.id)
+
+
+def look_on(found: Found) -> str:
+    """The command that shows more of it."""
+    return f"durable deliveries show {found.id}" if found.what == "delivery" else f"durable journal {found.id}"
+
+
+@click.command("find")
+@options
+@click.argument("text", metavar="ANY_ID")
+@click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
+@click.pass_obj
+def find_(where: Where, text: str, as_json: bool) -> None:
+    """
+    What an id from a log, a mail or Flower names, and the command that shows more of it. Exit 4 when nothing.
+
+    The id of a delivery or its beginning (8 characters at least), a step.key, an idempotency key, an ordering key, the
+    id of a schedule. The Celery task of a delivery's first hint has the delivery's own id; of later hints it is not
+    kept.
+    """
+    out = Output(as_json)
+    with where.database() as (database, _), reading(database) as (connection, _):
+        found = find(connection, text)
+    if not found:
+        raise nothing(text)
+    if as_json:
+        out.answer({"found": [{**asdict(one), "look": look_on(one)} for one in found], "most_of_each": MOST})
+        return
+    out.table(
+        ("WHAT", "BY", "KIND", "QUEUE", "STATE", "LOOK"),
+        [(one.what, one.by, one.kind, one.queue, one.state, look_on(one)) for one in found],
+    )
+    if len(found) >= MOST:
+        note(f"there may be more: {MOST} of each way of naming are shown")
+
+
+@click.command("why")
+@options
+@click.argument("text", metavar="ID")
+@click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
+@click.pass_obj
+def why_(where: Where, text: str, as_json: bool) -> None:
+    """
+    In one sentence: what a delivery waits for first, where it runs, or how and when it ended.
+
+    The id may be whatever `durable find` finds. With -A the workers are asked, for a second, whether any of them reads
+    its queue.
+    """
+    out = Output(as_json)
+    with where.database() as (database, durable):
+        with reading(database) as (connection, _):
+            now = read.now(connection)
+            row = one_delivery(connection, text)
+            found = waits_of(connection, row)
+            lines = journal.read(connection, row.id) if row.state is DeliveryState.CANCELED else []
+        sentences = why(row, found, now, lines)
+        asked = None
+        if found and found[0].cause is Cause.WORKER and durable is not None:
+            asked = _readers(durable)
+            sentences[0] = _of_workers(row, sentences[0], asked)
+    if as_json:
+        waits = [{**asdict(one), "blocks": one.blocks, "says": says(row, one, now)} for one in found]
+        reading_it = None if asked is None else sorted(name for name, queues in asked.items() if row.queue in queues)
+        named = {"id": row.id, "kind": row.kind, "queue": row.queue, "state": row.state.value}
+        told = {"why": sentences[0], "also": sentences[1:], "waits": waits, "readers": reading_it}
+        out.answer({**named, **told})
+        return
+    out.line(sentences[0])
+    if len(sentences) > 1:
+        note(f"and more: `durable deliveries show {row.id}`")
+
+
+def _readers(durable: Durable) -> dict[str, set[str]] | None:
+    from durable_core.celery_binding.readers import readers
+
+    return readers(durable.app)
+
+
+def _of_workers(row: Delivery, sentence: str, asked: dict[str, set[str]] | None) -> str:
+    """The sentence of a row that any worker of its queue could take, with what the workers answered."""
+    said = sentence.rstrip(".")
+    if asked is None:
+        return f"{said}; the broker did not answer, so which worker reads it is not known."
+    if not asked:
+        return f"{said}; no worker answered: none runs, or they take no remote control."
+    mine = sum(row.queue in queues for queues in asked.values())
+    if not mine:
+        return f"{said}, and none of the {len(asked)} that answered reads it: start one with `-Q durable.{row.queue}`."
+    return f"{said}; {mine} of the {len(asked)} workers that answered {'reads' if mine == 1 else 'read'} it."
