@@ -66,6 +66,17 @@ class Became:
     message: str | None = None
 
 
+HOW = (
+    click.option("--rate", type=Rate(), help="Of many: at most so many a second, such as 20/s."),
+    click.option("--by", required=True, help="Who acts; kept in the journal."),
+    click.option("--reason", required=True, help="Why; kept in the journal."),
+    click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing."),
+    click.option("--yes", is_flag=True, help="Do not ask; needed without a terminal."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout."),
+)
+"""The options of every act on many deliveries."""
+
+
 def _command(act: Act, says: str) -> click.Command:
     """The command of one act."""
 
@@ -91,12 +102,7 @@ def _command(act: Act, says: str) -> click.Command:
         click.option("--error-code", help="All that ended, or last failed, with this code."),
         click.option("--ordering-key", help="All with this ordering key."),
         click.option("--older-than", type=Duration(), help="All enqueued longer ago, such as 2h."),
-        click.option("--rate", type=Rate(), help="With filters: at most so many a second, such as 20/s."),
-        click.option("--by", required=True, help="Who acts; kept in the journal."),
-        click.option("--reason", required=True, help="Why; kept in the journal."),
-        click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing."),
-        click.option("--yes", is_flag=True, help="Do not ask; needed without a terminal."),
-        click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout."),
+        *HOW,
     ]
     if act is operate.RESCHEDULE:
         decorations += [
@@ -113,9 +119,7 @@ def _act(
     as_json: bool, rate: float | None, countdown: float | None = None, eta: str | None = None, **filters: Any,
 ) -> int:  # fmt: skip
     out = Output(as_json)
-    for name, text in (("--by", by), ("--reason", reason)):
-        if not text.strip():
-            raise click.UsageError(f"{name} is empty: say who acts and why, both are kept in the journal.")
+    check_who_and_why(by, reason)
     which = _filter(filters)
     if bool(row_ids) == (which != bulk.Filter()):
         raise click.UsageError("name deliveries by their ids, or choose them by filters: one of the two.")
@@ -128,7 +132,14 @@ def _act(
             if not dry_run and not yes:
                 _ask(act, len(ids), ids[: bulk.SAMPLE])
             return _told(out, _each(act, database, ids, dry_run, how), dry_run)
-        return _all(act, database, which, out, rate, dry_run, yes, how)
+        return act_on_chosen(act, database, which, out, rate, dry_run, yes, how)
+
+
+def check_who_and_why(by: str, reason: str) -> None:
+    """Raises UsageError."""
+    for name, text in (("--by", by), ("--reason", reason)):
+        if not text.strip():
+            raise click.UsageError(f"{name} is empty: say who acts and why, both are kept in the journal.")
 
 
 def _filter(filters: dict[str, Any]) -> bulk.Filter:
@@ -210,10 +221,11 @@ def _told(out: Output, done: list[Became], dry_run: bool) -> int:
 # --- by a filter -------------------------------------------------------------------------------------
 
 
-def _all(
+def act_on_chosen(
     act: Act, database: Database, which: bulk.Filter, out: Output, rate: float | None, dry_run: bool, yes: bool,
     how: dict[str, Any],
 ) -> int:  # fmt: skip
+    """One act on all that the filter chooses, asked for first; or, of a dry run, how many and which that would be."""
     with reading(database) as (connection, _):
         chosen = bulk.look(connection, act, which)
     if dry_run or not chosen.count:

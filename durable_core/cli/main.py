@@ -21,6 +21,7 @@ from durable_core.cli.database import migrate
 from durable_core.cli.deliveries import deliveries
 from durable_core.cli.demo import demo
 from durable_core.cli.environment import env
+from durable_core.cli.errors import errors
 from durable_core.cli.find import find_, why_
 from durable_core.cli.journal import journal
 from durable_core.cli.output import ANSWERED, Output, masked
@@ -126,3 +127,4 @@ for command in (migrate, status, deliveries, cron, pause, resume, pauses, up, en
 main.add_command(find_)
 main.add_command(why_)
 main.add_command(journal)
+main.add_command(errors)

@@ -23,7 +23,11 @@ SAMPLE = 5
 
 @dataclass(frozen=True)
 class Filter:
-    """Which deliveries: each that is given must hold. `older_seconds` counts from when a delivery was enqueued."""
+    """
+    Which deliveries: each that is given must hold. `older_seconds` counts from when a delivery was enqueued.
+
+    `ids` are those that somebody saw: of them the ones for which the rest still holds.
+    """
 
     kind: str | None = None
     queue: str | None = None
@@ -31,6 +35,7 @@ class Filter:
     ordering_key: str | None = None
     older_seconds: float | None = None
     state: DeliveryState | None = None
+    ids: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -107,5 +112,6 @@ def _chosen(tx: Transaction, act: Act, which: Filter, after: str | None, limit: 
         raise InvalidOption(act.name, "state", f"it takes deliveries that are {act.needed}")
     wanted = asdict(which)
     state = wanted.pop("state")
+    wanted["ids"] = None if which.ids is None else list(which.ids)
     states = [each.value for each in (act.states if state is None else (state,))]
     return [row["id"] for row in run(tx, _statements.chosen, states=states, after=after, limit=limit, **wanted)]

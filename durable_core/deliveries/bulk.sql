@@ -3,6 +3,7 @@
 select cast(d.id as text) as id
 from durable.deliveries d
 where d.state = any (cast(:states as text[]))
+  and (cast(:ids as uuid[]) is null or d.id = any (cast(:ids as uuid[])))
   and (cast(:after as uuid) is null or d.id > cast(:after as uuid))
   and (cast(:kind as text) is null or d.kind = :kind)
   and (cast(:queue as text) is null or d.queue = :queue)
