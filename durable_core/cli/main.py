@@ -26,6 +26,7 @@ from durable_core.cli.find import find_, why_
 from durable_core.cli.journal import journal
 from durable_core.cli.output import ANSWERED, Output, masked
 from durable_core.cli.pauses import pause, pauses, resume
+from durable_core.cli.queues import kinds, queues
 from durable_core.cli.status import status
 from durable_core.cli.up import up
 from durable_core.cli.where import options
@@ -128,3 +129,5 @@ main.add_command(find_)
 main.add_command(why_)
 main.add_command(journal)
 main.add_command(errors)
+main.add_command(queues)
+main.add_command(kinds)
