@@ -12,10 +12,12 @@ from durable_core import sweeps
 from durable_core.cli import exits
 from durable_core.cli.database import reading
 from durable_core.cli.output import Output, note, span
+from durable_core.cli.queues import paused_by
 from durable_core.cli.where import Where, options
 from durable_core.database.statements import beside, current_schema
 from durable_core.database.transactions import run
-from durable_core.deliveries import read
+from durable_core.deliveries import paused, read
+from durable_core.deliveries.paused import Pause
 from durable_core.deliveries.read import COUNT_LIMIT, EXPIRES_SOON_SECONDS, Expiries, QueueLine
 
 if TYPE_CHECKING:
@@ -25,6 +27,16 @@ _statements = beside(__file__)
 
 LATE_AFTER_INTERVALS = 3
 DEFAULT_MAX_AGE = 300.0
+REASONS = {
+    "paused": "paused",
+    "behind": "behind another of their ordering key",
+    "waiting_for_handler": "no worker that was told knows the kind",
+    "waiting_for_arguments": "their arguments do not fit the code",
+    "held": "held back by a sweep that failed on them",
+    "retrying": "backing off after a failure",
+}
+"""Why what waits does: the count of a queue, and its words."""
+
 NEW_INSTALLATION = 30.0
 """Seconds after which every sweep that runs often must have begun once."""
 
@@ -72,17 +84,21 @@ def is_late(age: float | None, interval: float) -> bool:
 @click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
 @click.pass_obj
 def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
-    """How old the oldest due delivery of each queue is, what waits, what died, and when the sweeps last ran."""
+    """
+    How old the oldest due delivery of each queue is, why what waits does, what is paused and by whom, what died, and
+    when the sweeps last ran.
+    """
     out = Output(as_json)
     with where.database() as (database, durable), reading(database) as (connection, revision):
         now = read.now(connection)
         queues = read.queues(connection)
+        pauses = paused.pauses(connection)
         ended = read.ended(connection)
         expiries = read.expiries(connection)
         loops = {row["name"]: row for row in sweeps.loops(connection)}
         lapsed = run(connection, _statements.lapsed)[0]["seconds"]
     lines = [_sweep(sweep, loops.get(sweep.name), durable) for sweep in sweeps.SWEEPS]
-    problems = _problems(queues, lines, now, lapsed, max_age)
+    problems = _problems(queues, pauses, lines, now, lapsed, max_age)
     if as_json:
         out.answer(
             {
@@ -92,6 +108,8 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
                 "schema": {"name": current_schema(), "revision": revision},
                 "count_limit": COUNT_LIMIT,
                 "queues": [_queue_json(line, now) for line in queues],
+                "waiting": {reason: sum(getattr(line, reason) for line in queues) for reason in REASONS},
+                "pauses": pauses,
                 **ended,
                 "expiring": expiries.expiring,
                 "expiring_within_seconds": EXPIRES_SOON_SECONDS,
@@ -102,7 +120,7 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
             }
         )
     else:
-        _print(out, queues, ended, expiries, lines, now)
+        _print(out, queues, pauses, ended, expiries, lines, now)
     if gate:
         for problem in problems:
             note(f"unhealthy: {problem}")
@@ -124,14 +142,16 @@ def _age(line: QueueLine, now: datetime) -> float | None:
 
 
 def _problems(
-    queues: list[QueueLine], lines: list[SweepLine], now: datetime, lapsed: float | None, max_age: float
-) -> list[str]:
+    queues: list[QueueLine], pauses: list[Pause], lines: list[SweepLine], now: datetime, lapsed: float | None,
+    max_age: float,
+) -> list[str]:  # fmt: skip
     found = []
     for queue in queues:
         age = _age(queue, now)
         if age is not None and age > max_age:
             found.append(
                 f"the oldest due delivery of queue {queue.queue} has waited {span(age)}, more than {span(max_age)}"
+                f"{_paused(queue, pauses)}"
             )
     if lapsed is not None and lapsed > max_age:
         found.append(f"a lease ended {span(lapsed)} ago and reap has not taken its delivery back")
@@ -145,6 +165,14 @@ def _problems(
         if line.error is not None:
             found.append(f"sweep {line.name} failed: {line.error}")
     return found
+
+
+def _paused(queue: QueueLine, pauses: list[Pause]) -> str:
+    """That nobody is to wonder about workers: the queue is paused; or how many of its due rows are, by their kind."""
+    for one in pauses:
+        if (one.what, one.name) == ("queue", queue.queue):
+            return f"; the queue is paused by {paused_by(one)}"
+    return f"; {counted(queue.paused)} of its due rows are of a paused kind" if queue.paused else ""
 
 
 def _since(line: SweepLine) -> str:
@@ -163,9 +191,7 @@ def _queue_json(line: QueueLine, now: datetime) -> dict[str, Any]:
         "due": line.due,
         "later": line.later,
         "processing": line.processing,
-        "paused": line.paused,
-        "behind": line.behind,
-        "waiting_for_handler": line.waiting_for_handler,
+        **{reason: getattr(line, reason) for reason in REASONS},
     }
 
 
@@ -175,8 +201,8 @@ def counted(count: int) -> str:
 
 
 def _print(
-    out: Output, queues: list[QueueLine], ended: dict[str, int], expiries: Expiries, lines: list[SweepLine],
-    now: datetime,
+    out: Output, queues: list[QueueLine], pauses: list[Pause], ended: dict[str, int], expiries: Expiries,
+    lines: list[SweepLine], now: datetime,
 ) -> None:  # fmt: skip
     if queues:
         out.table(
@@ -194,6 +220,16 @@ def _print(
     else:
         out.line("no delivery waits or runs")
     out.line()
+    reasons = [(words, sum(getattr(line, reason) for line in queues)) for reason, words in REASONS.items()]
+    if any(count for _, count in reasons):
+        out.facts([(counted(count), words) for words, count in reasons if count])
+        out.line()
+    if pauses:
+        out.table(
+            ("PAUSED", "NAME", "SINCE", "BY"),
+            [(one.what, one.name, f"{span((now - one.since).total_seconds())} ago", paused_by(one)) for one in pauses],
+        )
+        out.line()
     out.line(
         f"dead {counted(ended['dead'])}, failed {counted(ended['failed'])}, "
         f"expiring within {span(EXPIRES_SOON_SECONDS)} {counted(expiries.expiring)}, "

@@ -110,8 +110,9 @@ class QueueLine:
     """
     What waits and runs in one queue; counts stop at COUNT_LIMIT.
 
-    `paused`, `behind` (another of its ordering key) and `waiting_for_handler` count among the due rows that
-    were read, the longest due first: of a longer backlog they say nothing about the rest. One row may be in several.
+    `paused`, `behind` (another of its ordering key), `waiting_for_handler`, `waiting_for_arguments` and `held` count
+    among the due rows that were read, the longest due first: of a longer backlog they say nothing about the rest. One
+    row may be in several. `retrying` counts, among the later ones that were read, those that have failed before.
     """
 
     queue: str
@@ -122,6 +123,9 @@ class QueueLine:
     paused: int
     behind: int
     waiting_for_handler: int
+    waiting_for_arguments: int
+    held: int
+    retrying: int
 
 
 @dataclass(frozen=True)

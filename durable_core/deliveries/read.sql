@@ -74,12 +74,7 @@ select n.queue,
      where d.state = 'pending' and d.queue = n.queue and d.due_at <= (select durable.durable_now())
     ) as oldest_due_at,
     due.rows as due,
-    (select count(*)
-     from (
-        select from durable.deliveries d
-        where d.state = 'pending' and d.queue = n.queue and d.due_at > (select durable.durable_now())
-        limit :count_limit) as later
-    ) as later,
+    later.rows as later,
     (select count(*)
      from (
         select from durable.deliveries d where d.state = 'processing' and d.queue = n.queue
@@ -87,11 +82,17 @@ select n.queue,
     ) as processing,
     due.paused,
     due.behind,
-    due.waiting as waiting_for_handler
+    due.no_handler as waiting_for_handler,
+    due.no_fit as waiting_for_arguments,
+    due.held,
+    later.retrying
 from named n,
     lateral (
         -- The limit first, the remarks after it: else a long backlog without remarks would be read to its end.
-        select count(*) as rows, count(p.waiting_for) as waiting,
+        select count(*) as rows,
+            count(*) filter (where p.waiting_for = 'handler') as no_handler,
+            count(*) filter (where p.waiting_for = 'arguments') as no_fit,
+            count(p.held_reason) as held,
             count(*) filter (
                 where exists (select from paused s where s.name = case s.what when 'queue' then n.queue else p.kind end)
             ) as paused,
@@ -107,13 +108,24 @@ from named n,
                 row_number() over (
                     partition by o.ordering_key order by o.has_begun desc, o.created_at, o.id) as place
             from (
-                select d.id, d.kind, d.waiting_for, d.ordering_key, d.created_at, d.attempts > 0 as has_begun
+                select d.id, d.kind, d.waiting_for, d.held_reason, d.ordering_key, d.created_at,
+                    d.attempts > 0 as has_begun
                 from durable.deliveries d
                 where d.state = 'pending' and d.queue = n.queue and d.due_at <= (select durable.durable_now())
                 order by d.due_at
                 limit :count_limit) as o
         ) as p
-    ) as due
+    ) as due,
+    lateral (
+        -- Those due next first: a back-off is shorter than most plans.
+        select count(*) as rows, count(*) filter (where l.has_failed) as retrying
+        from (
+            select d.attempts - d.shutdowns - d.snoozes > 0 as has_failed
+            from durable.deliveries d
+            where d.state = 'pending' and d.queue = n.queue and d.due_at > (select durable.durable_now())
+            order by d.due_at
+            limit :count_limit) as l
+    ) as later
 order by oldest_due_at nulls last, n.queue
 
 -- name: ended

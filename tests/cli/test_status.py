@@ -6,13 +6,13 @@ import pytest
 from click.testing import Result
 from sqlalchemy import Connection, Engine, text
 
-from durable_core import deliveries
+from durable_core import Retry, Snooze, deliveries
 from durable_core.cli import status as status_room
 from durable_core.cli.status import counted, is_late
 from durable_core.database import migrate
 from durable_core.database.connections import Database
-from durable_core.deliveries.attempt import wait_for_handler
-from durable_core.deliveries.declare import DeliveryKind
+from durable_core.deliveries.attempt import Worker, perform, wait_for_handler
+from durable_core.deliveries.declare import DeliveryKind, Step
 from durable_core.deliveries.read import COUNT_LIMIT
 from durable_core.deliveries.sweep import expire
 from durable_core.testing import Made, MovableClock
@@ -274,6 +274,69 @@ def test_what_is_paused_behind_another_or_without_a_handler_is_counted_among_wha
     lines = durable("status").stdout.splitlines()
     table = {line.split()[0]: line.split()[-6:] for line in lines[:4]}
     assert table["durable"] == ["7", "2", "3", "1", "1", "0"]
+
+
+def test_why_things_wait_is_counted_over_all_queues_and_who_paused_what_is_said(
+    durable: Run, engine: Engine, database: Database, declare: Callable[..., Any], make: Callable[..., Made],
+    worker: Worker, clock: MovableClock,
+) -> None:  # fmt: skip
+    def retries(step: Step) -> None:
+        raise Retry("busy")
+
+    def snoozes(step: Step) -> None:
+        raise Snooze(60)
+
+    kind, busy, later = declare(), declare(retries), declare(snoozes)
+    clock.freeze()
+    for one in (busy, later):
+        perform(worker, one, make(one).id)
+    make(kind, queue="mail")
+    make(kind, queue="mail", ordering_key="a")
+    make(kind, queue="letters", ordering_key="a")
+    unknown, misfit, held = make(kind), make(kind), make(kind)
+    assert wait_for_handler(database, kind.name, unknown.id)
+    with engine.begin() as tx:
+        for column, value, row_id in (("waiting_for", "arguments", misfit.id), ("held_reason", "P0001", held.id)):
+            tx.execute(
+                text(f"update durable.deliveries set {column} = :value where id = cast(:id as uuid)"),
+                {"value": value, "id": row_id},
+            )
+        deliveries.pause(tx, "queue", "mail", by="dana", reason="the printer is away")
+    clock.advance(90)
+
+    seen = value_of(durable("status", "--json"))
+    assert seen["waiting"] == {
+        "paused": 2, "behind": 1, "waiting_for_handler": 1, "waiting_for_arguments": 1, "held": 1, "retrying": 0,
+    }  # fmt: skip
+    clock.advance(-85)
+    assert value_of(durable("status", "--json"))["waiting"]["retrying"] == 1
+    (pause,) = seen["pauses"]
+    assert (pause["what"], pause["name"], pause["by"], pause["until"]) == ("queue", "mail", "dana", None)
+    told = durable("status").stdout.splitlines()
+    assert "1  backing off after a failure" in told
+    assert "1  held back by a sweep that failed on them" in told
+    assert "queue   mail  5s ago  dana: the printer is away" in told
+
+
+def test_a_check_says_that_the_late_queue_is_paused_and_by_whom(
+    durable: Run, engine: Engine, kind: DeliveryKind[..., Any], make: Callable[..., Made], clock: MovableClock,
+    all_swept: None,
+) -> None:  # fmt: skip
+    make(queue="mail")
+    with engine.begin() as tx:
+        tx.execute(text("update durable.deliveries set due_at = due_at - interval '400 s'"))
+        deliveries.pause(tx, "queue", "mail", by="dana", reason="the printer is away")
+    result = durable("status", "--check", "--json")
+    assert result.exit_code == 6
+    (problem,) = value_of(result)["problems"]
+    assert problem.endswith("more than 5m; the queue is paused by dana: the printer is away")
+    assert "the queue is paused by dana" in result.stderr
+
+    with engine.begin() as tx:
+        deliveries.resume(tx, "queue", "mail", by="dana")
+        deliveries.pause(tx, "kind", kind.name, by="dana", reason="away")
+    (problem,) = value_of(durable("status", "--json"))["problems"]
+    assert problem.endswith("; 1 of its due rows are of a paused kind")
 
 
 def test_what_expires_soon_and_what_expired_lately_is_counted(
