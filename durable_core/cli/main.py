@@ -16,6 +16,7 @@ import click
 
 import durable_core
 from durable_core.cli import exits
+from durable_core.cli.config import config
 from durable_core.cli.cron import cron
 from durable_core.cli.database import migrate
 from durable_core.cli.deliveries import deliveries
@@ -27,6 +28,7 @@ from durable_core.cli.journal import journal
 from durable_core.cli.output import ANSWERED, Output, masked
 from durable_core.cli.pauses import pause, pauses, resume
 from durable_core.cli.queues import kinds, queues
+from durable_core.cli.report import report
 from durable_core.cli.status import status
 from durable_core.cli.up import up
 from durable_core.cli.where import options
@@ -131,3 +133,5 @@ main.add_command(journal)
 main.add_command(errors)
 main.add_command(queues)
 main.add_command(kinds)
+main.add_command(config)
+main.add_command(report)

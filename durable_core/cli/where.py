@@ -81,6 +81,10 @@ class Where:
             use_schema(self.schema)
         return durable
 
+    def place(self) -> str:
+        """The address of the database without an app, its password left out. Raises NoDatabase and BadParameter."""
+        return self._url().render_as_string(hide_password=True)
+
     def _url(self) -> URL:
         if self.database_url:
             return address(self.database_url)
