@@ -9,13 +9,15 @@ import click
 from alembic.script.revision import RevisionError
 from alembic.util import CommandError as AlembicError
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
+from durable_core.cli.exits import TooSlow
 from durable_core.cli.output import Output
 from durable_core.cli.where import Where, options
 from durable_core.database import migrate as migrations
 from durable_core.database.connections import Database
 from durable_core.database.statements import beside, current_schema, use_schema
-from durable_core.database.transactions import run
+from durable_core.database.transactions import CANCELED, run, sqlstate
 
 _statements = beside(__file__)
 
@@ -28,15 +30,23 @@ def reading(database: Database) -> Iterator[tuple[Connection, str]]:
     """
     One snapshot, read-only and bounded in time, of a schema that this code supports; and its revision.
 
-    Raises SchemaBehind. The bounds are the transaction's own, so a pooled connection keeps nothing of them.
+    Raises SchemaBehind and TooSlow. The bounds are the transaction's own, so a pooled connection keeps nothing of them.
     """
-    with (
-        database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection,
-        connection.begin(),
-    ):
-        run(connection, _statements.bound, milliseconds=str(int(READ_SECONDS * 1000)))
-        revision = migrations.check(connection)
-        yield connection, revision
+    try:
+        with (
+            database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection,
+            connection.begin(),
+        ):
+            run(connection, _statements.bound, milliseconds=str(int(READ_SECONDS * 1000)))
+            revision = migrations.check(connection)
+            yield connection, revision
+    except DBAPIError as error:
+        if sqlstate(error) != CANCELED:
+            raise
+        raise TooSlow(
+            f"the database did not answer within {READ_SECONDS:g} s, which is all that a look gets: it is busy, or "
+            "somebody has a table locked. Nothing was changed; try again, or ask for less."
+        ) from error
 
 
 @click.command()

@@ -11,6 +11,7 @@ import click
 from durable_core.claims import journal
 from durable_core.cli.acts import ACTS
 from durable_core.cli.database import reading
+from durable_core.cli.exits import TooSlow
 from durable_core.cli.output import Output, instant, note, span
 from durable_core.cli.where import Where, options
 from durable_core.cli.why import says, why
@@ -50,12 +51,23 @@ def list_(
     Deliveries, newest first, a page at a time.
 
     Filters read until a page is full: with a filter that few rows of a large table match, the database may
-    need longer than the 5 seconds that any look gets.
+    need longer than the 5 seconds that any look gets. Then how many there are is said, by the planner's estimate.
     """
     out = Output(as_json)
-    with where.database() as (database, _), reading(database) as (connection, _):
-        now = read.now(connection)
-        found = read.page(connection, state=state, kind=kind, queue=queue, key=key, after=after, limit=limit)
+    filters = {"state": state, "kind": kind, "queue": queue, "key": key}
+    with where.database() as (database, _):
+        try:
+            with reading(database) as (connection, _):
+                now = read.now(connection)
+                found = read.page(connection, **filters, after=after, limit=limit)
+        except TooSlow as slow:
+            with reading(database) as (connection, _):
+                about = read.estimate(connection, **filters)
+            raise TooSlow(
+                f"a page of these took longer than any look gets and was given up; estimate of how many there are: "
+                f"about {about:,}, by the planner's statistics. --state dead, failed or processing, and --kind with "
+                "--key, go by an index."
+            ) from slow
     more = found[-1].id if len(found) == limit else None
     if as_json:
         out.answer({"deliveries": [_json(row) for row in found], "next_after": more})

@@ -53,6 +53,12 @@ class AppNotLoaded(CommandError):
     code = USAGE
 
 
+class TooSlow(CommandError):
+    """A look was given up: the database did not answer within the time that any look gets."""
+
+    reason = "STATEMENT_TIMEOUT"
+
+
 @dataclass(frozen=True)
 class Failure:
     """How a command ends that did not work: `reason` for programs, `message` for people."""

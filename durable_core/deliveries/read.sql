@@ -24,6 +24,15 @@ where (cast(:ids as uuid[]) is null or d.id = any (cast(:ids as uuid[])))
 order by d.id desc
 limit :limit
 
+-- name: matching
+-- All rows that a page's filters match, never run: the planner is asked how many it expects.
+select d.id
+from durable.deliveries d
+where (cast(:state as text) is null or d.state = :state)
+  and (cast(:kind as text) is null or d.kind = :kind)
+  and (cast(:queue as text) is null or d.queue = :queue)
+  and (cast(:key as text) is null or d.key = :key)
+
 -- name: few
 -- The ids of a page in a state of few rows, by the index of that state: while the table is not yet analysed, the
 -- planner takes such rows for many, and would walk all others by their key to find them.
