@@ -12,6 +12,7 @@ from durable_core.claims import journal
 from durable_core.cli.acts import ACTS
 from durable_core.cli.database import reading
 from durable_core.cli.exits import TooSlow
+from durable_core.cli.find import one_delivery
 from durable_core.cli.output import Output, instant, note, span
 from durable_core.cli.where import Where, options
 from durable_core.cli.why import says, why
@@ -90,13 +91,13 @@ def list_(
 @click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
 @click.pass_obj
 def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
-    """One delivery: where it is, why it waits, its last error, and its history."""
+    """One delivery: where it is, why it waits, its last error, and its history. Any name of it that `find` knows."""
     out = Output(as_json)
     with where.database() as (database, durable), reading(database) as (connection, _):
         if arguments and durable is not None:
             _learn_secrets(durable)
         now = read.now(connection)
-        row = read.get(connection, row_id)
+        row = one_delivery(connection, row_id)
         found = waits_of(connection, row)
         lines = journal.read(connection, row.id)
     if as_json:

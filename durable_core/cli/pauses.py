@@ -11,7 +11,7 @@ import click
 from durable_core.cli import exits
 from durable_core.cli.acts import Duration
 from durable_core.cli.database import reading
-from durable_core.cli.output import Output, instant
+from durable_core.cli.output import Output, instant, span
 from durable_core.cli.where import Where, options
 from durable_core.database.migrate import check
 from durable_core.deliveries import paused, read
@@ -77,14 +77,18 @@ def pauses(where: Where, as_json: bool) -> None:
     """The queues and kinds that are paused: by whom, why, until when."""
     out = Output(as_json)
     with where.database() as (database, _), reading(database) as (connection, _):
+        now = read.now(connection)
         found = paused.pauses(connection)
     if as_json:
         out.answer({"pauses": found})
         return
     rows: list[tuple[Any, ...]] = [
-        (one.what, one.name, one.by, one.reason, instant(one.since), "" if one.until is None else instant(one.until))
+        (
+            one.what, one.name, one.by, one.reason, f"{span((now - one.since).total_seconds())} ago",
+            None if one.until is None else f"{instant(one.until)}, in {span((one.until - now).total_seconds())}",
+        )
         for one in found
-    ]
+    ]  # fmt: skip
     out.table(("WHAT", "NAME", "BY", "REASON", "SINCE", "UNTIL"), rows)
     if not rows:
         out.line("nothing is paused")
