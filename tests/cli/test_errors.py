@@ -8,10 +8,13 @@ from click.testing import Result
 from sqlalchemy import Engine, text
 
 from durable_core import GiveUp, Retry, Snooze
+from durable_core.claims.claim import Holder
+from durable_core.database.connections import Database
 from durable_core.deliveries.attempt import Worker, perform
 from durable_core.deliveries.declare import DeliveryKind, Step
 from durable_core.deliveries.groups import LONGEST_SHAPE, fingerprint, shape
 from durable_core.deliveries.read import Delivery
+from durable_core.deliveries.sweep import give_back, reap
 from durable_core.testing import Made, MovableClock
 from tests.cli.conftest import error_of, value_of
 
@@ -183,6 +186,75 @@ def test_a_delivery_that_failed_in_another_way_meanwhile_is_not_taken(
     assert row(failing["dead"][0]).state == "dead"
 
 
+@pytest.fixture
+def twice(declare: Callable[..., Any]) -> DeliveryKind[..., Any]:
+    """A kind that fails, and dies at its second failure."""
+
+    def fails(step: Step, n: int) -> None:
+        raise OSError("water" if n == 9 else "fire")
+
+    return declare(fails, name="invoice.pack", max_attempts=2)  # type: ignore[no-any-return]
+
+
+def failed(make: Callable[..., Made], worker: Worker, clock: MovableClock, kind: Any, n: int, times: int) -> str:
+    """A delivery of this kind after so many failures."""
+    made = make(kind, arguments={"n": n})
+    for _ in range(times):
+        perform(worker, kind, made.id)
+        clock.advance(3600)
+    return made.id
+
+
+def test_an_act_takes_those_that_waited_for_a_person_when_they_were_seen_and_no_others(
+    durable: Run, twice: DeliveryKind[..., Any], make: Callable[..., Made], worker: Worker, clock: MovableClock,
+    row: Callable[[str], Delivery], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Not one of another message; and not one that died while the act was being asked for."""
+    from durable_core.cli import errors as room
+
+    clock.freeze()
+    dead, other = (failed(make, worker, clock, twice, n, 2) for n in (1, 9))
+    retrying = failed(make, worker, clock, twice, 2, 1)
+    (group,) = (one for one in groups(durable) if one["shape"] == "OSError: fire")
+    assert (group["dead"], group["retrying"], group["count"]) == (1, 1, 2)
+    real = room.act_on_chosen
+
+    def later(*given: Any) -> int:
+        perform(worker, twice, retrying)
+        return real(*given)
+
+    monkeypatch.setattr(room, "act_on_chosen", later)
+    assert durable("errors", "redrive", group["fingerprint"], *SAID, "--yes").exit_code == 0
+    assert [row(one).state for one in (dead, other, retrying)] == ["pending", "dead", "dead"]
+
+
+def test_what_was_put_off_canceled_or_given_back_is_no_error_of_now(
+    durable: Run, declare: Callable[..., Any], twice: DeliveryKind[..., Any], make: Callable[..., Made],
+    worker: Worker, clock: MovableClock, database: Database,
+) -> None:  # fmt: skip
+    clock.freeze()
+    canceled = failed(make, worker, clock, twice, 1, 1)
+    assert durable("deliveries", "cancel", canceled, *SAID, "--yes").exit_code == 0
+
+    outcomes = iter([OSError("fire"), Snooze(60)])
+
+    def fails_then_waits(step: Step) -> None:
+        raise next(outcomes)
+
+    waits = declare(fails_then_waits)
+    made = make(waits)
+    perform(worker, waits, made.id)
+    assert [group["sample"] for group in groups(durable)] == [made.id]
+    clock.advance(3600)
+    perform(worker, waits, made.id)
+    assert groups(durable) == []
+
+    holder = Holder()
+    make(state="processing", holder=holder)
+    assert give_back(database, holder.owner, [holder.pid], shutdown=True) == 1
+    assert groups(durable) == []
+
+
 @pytest.mark.parametrize("line", [("show", "0" * 12), ("redrive", "0" * 12, *SAID, "--yes")])
 def test_an_unknown_fingerprint_is_not_found(
     durable: Run, failing: dict[str, list[str]], line: tuple[str, ...]
@@ -210,10 +282,8 @@ def test_of_more_than_are_read_the_bound_is_said(
 
 def test_one_whose_worker_was_lost_retries_until_it_is_done(
     durable: Run, make: Callable[..., Made], worker: Worker, kind: DeliveryKind[..., Any], clock: MovableClock,
-    database: Any,
+    database: Database,
 ) -> None:  # fmt: skip
-    from durable_core.deliveries.sweep import reap
-
     lost = make(state="processing")
     clock.advance(seconds=40)
     assert reap(database, heartbeat_seconds=8.0) == 1
