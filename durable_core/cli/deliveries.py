@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from durable_core.celery_binding import Durable
 
 
+JOURNAL_LINES = 200
+"""Lines of its history that `show` has, the newest; `durable journal` pages through all."""
+
+
 @click.group()
 def deliveries() -> None:
     """Look at deliveries; cancel, reschedule, redrive, discard or release them, one by one or by a filter."""
@@ -99,10 +103,14 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
         now = read.now(connection)
         row = one_delivery(connection, row_id)
         found = waits_of(connection, row)
-        lines = journal.read(connection, row.id)
+        lines = journal.read(connection, row.id, limit=JOURNAL_LINES)
     if as_json:
         waiting = [{**asdict(one), "blocks": one.blocks, "says": says(row, one, now)} for one in found]
-        told = {"why": " ".join(why(row, found, now, lines)), "waits": waiting, "journal": lines}
+        complete = len(lines) < JOURNAL_LINES
+        told = {
+            "why": " ".join(why(row, found, now, lines)), "waits": waiting, "journal": lines,
+            "journal_complete": complete,
+        }  # fmt: skip
         out.answer({**_json(row, arguments=arguments), **told})
         return
     out.facts(
@@ -138,6 +146,8 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
             ("AT", "MOVE", "FROM", "TO", "FENCE", "BY", "REASON"),
             [(instant(n.at), n.move, n.from_state, n.to_state, n.fence, n.by, n.reason) for n in lines],
         )
+    if len(lines) == JOURNAL_LINES:
+        note(f"older lines: `durable journal {row.id} --after {lines[0].seq}`")
 
 
 def _learn_secrets(durable: Durable) -> None:

@@ -23,6 +23,7 @@ from durable_core.deliveries.attempt import Worker, perform
 from durable_core.deliveries.declare import Step
 from durable_core.periodic.sweep import fire
 from durable_core.testing import Made, MovableClock, make_delivery
+from tests.cli.conftest import value_of
 from tests.examples.pages import Block, page
 
 Run = Callable[..., Result]
@@ -158,3 +159,67 @@ def test_every_option_of_a_command_that_looks_is_on_the_page() -> None:
         for one in several:
             for option in (option for parameter in one.params for option in parameter.opts if option.startswith("--")):
                 assert option in PAGE.text or option == "--app", f"{name} {option}"
+
+
+NAMES = {
+    "status": "count_limit dead expired expired_within_seconds expiring expiring_within_seconds failed healthy now "
+    "oldest_lapsed_lease_seconds pauses problems queues schema sweeps waiting",
+    "status > queues": "behind due held later oldest_due_age_seconds oldest_due_at paused processing queue retrying "
+    "waiting_for_arguments waiting_for_handler",
+    "status > pauses": "by name reason since until what",
+    "find customer:9": "found most_of_each",
+    "find customer:9 > found": "by id kind look queue state what",
+    "why order:7:invoice": "also id kind queue readers state waits why",
+    "why order:7:invoice > waits": "ahead blocks cause pause says until",
+    "errors list": "complete errors looked_at next_after",
+    "errors list > errors": "count dead error_code failed fingerprint first_seen_at kind last_seen_at retrying sample "
+    "shape",
+    "errors show d0da21": "complete deliveries error next_after",
+    "errors show d0da21 > deliveries": "due_at failed_at id queue state",
+    "queues": "next_after queues",
+    "queues > queues": "counts kinds last_finished_at oldest_due_age_seconds oldest_due_at pause queue",
+    "queues > queues counts": "canceled dead due expired failed later processing retrying sent",
+    "queues > queues counts due": "at_least rows",
+    "kinds": "kinds next_after",
+    "kinds > kinds": "counts declared kind last_finished_at oldest_due_age_seconds oldest_due_at pause policy queues",
+    "kinds -A yourapp > kinds policy": "backoff cron formerly max_attempts max_interruptions missed ordering priority "
+    "queue timeout_seconds timezone",
+    "journal": "lines looked_at next_after",
+    "journal > lines": "at attempt by contract facts fence from_state kind move reason row_id seq to_state",
+    "pauses > pauses": "by name reason since until what",
+    "config": "app problems settings unknown variables",
+    "config > settings": "name source value",
+    "report": "app database platform versions",
+    "report > database": "count_limit deliveries error_codes for_a_person kinds pauses queues schema server sweeps",
+}
+"""The names of the fields of each answer, and of what is in it. Scripts and dashboards of users read them."""
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_the_names_in_the_json_are_these(durable: Run, run: Run, night: None, yourapp: None, what: str) -> None:
+    """A name that is added belongs here; one that is renamed breaks somebody's script."""
+    command, steps = what.split(" > ") if " > " in what else (what, "")
+    command_words = command.split()
+    seen: Any = value_of((run if "-A" in command_words else durable)(*command_words, "--json"))
+    for step in steps.split():
+        seen = seen[step]
+        seen = seen[0] if isinstance(seen, list) else seen
+    assert sorted(seen) == NAMES[what].split()
+
+
+def instants(value: Any) -> list[str]:
+    """All that is an instant in an answer, but in the facts of the journal, which are as they were written."""
+    if isinstance(value, dict):
+        return [found for name, one in value.items() if name != "facts" for found in instants(one)]
+    if isinstance(value, list):
+        return [found for one in value for found in instants(one)]
+    return [value] if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\dT", value) else []
+
+
+def test_every_instant_in_the_json_is_in_utc(durable: Run, night: None) -> None:
+    seen = 0
+    for command in ("status", "queues", "kinds", "errors", "journal", "pauses", "cron list", "deliveries list"):
+        found = instants(value_of(durable(*command.split(), "--json")))
+        assert all(one.endswith("Z") for one in found), command
+        seen += len(found)
+    assert seen > 30

@@ -102,6 +102,24 @@ def test_show_says_how_far_it_came_why_it_waits_and_what_happened(
         assert part in told
 
 
+def test_of_a_long_history_the_newest_lines_are_shown_and_the_way_to_the_others_is_said(
+    durable: Run, make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(countdown=60)
+    for seconds in ("60", "70", "80"):
+        moved = durable("deliveries", "reschedule", made.id, "--in", seconds, *SAID, "--yes")
+        assert moved.exit_code == 0, moved.stderr
+    assert value_of(durable("deliveries", "show", made.id, "--json"))["journal_complete"] is True
+    assert "older lines" not in durable("deliveries", "show", made.id).stderr
+    monkeypatch.setattr("durable_core.cli.deliveries.JOURNAL_LINES", 2)
+    seen = value_of(durable("deliveries", "show", made.id, "--json"))
+    assert (len(seen["journal"]), seen["journal_complete"]) == (2, False)
+    after = seen["journal"][0]["seq"]
+    assert f"older lines: `durable journal {made.id} --after {after}`" in durable("deliveries", "show", made.id).stderr
+    (oldest,) = value_of(durable("journal", made.id, "--after", str(after), "--json"))["lines"]
+    assert oldest["seq"] < after
+
+
 @pytest.mark.parametrize("state", ["sent", "failed", "dead", "canceled", "expired", "processing", "pending"])
 def test_every_state_has_its_sentence(durable: Run, make: Callable[..., Made], state: str) -> None:
     seen = value_of(durable("deliveries", "show", make(state=state).id, "--json"))
