@@ -12,6 +12,7 @@ from click.testing import Result
 from sqlalchemy import Engine
 
 from durable_core import deliveries
+from durable_core.celery_binding.transport import guarded
 from durable_core.database.connections import Database
 from durable_core.deliveries.attempt import Worker, perform
 from durable_core.deliveries.declare import Step
@@ -171,7 +172,7 @@ def app(engine: Engine, services: Addresses, tmp_path: Path, monkeypatch: pytest
             from celery import Celery
             from sqlalchemy import create_engine
             from durable_core.celery_binding import install
-            app = Celery("why_app", broker={services.redis_url!r}, set_as_current=False)
+            app = Celery("why_app", broker={guarded(services.redis_url)!r}, set_as_current=False)
             app.conf.durable_engine = create_engine({url!r})
             install(app)
         """)
