@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
@@ -67,6 +68,8 @@ def settings_of(app: Celery) -> tuple[list[Setting], str | None]:
         if name in DATABASES:
             value = _place(given)
             source = "environment" if given is engine_from_environment else source
+        elif not isinstance(value, str | int | float | Mapping | None):
+            value = repr(value)  # refused, or nothing that JSON has a word for
         found.append(Setting(name, value, source))
     return found, problem
 

@@ -142,6 +142,13 @@ def test_a_setting_that_is_refused_is_shown_as_it_was_given(run: Run, app: Calla
     assert problem.startswith("durable_lease_seconds='long'")
 
 
+def test_a_value_that_json_has_no_word_for_is_shown_as_text(run: Run, app: Callable[..., str]) -> None:
+    lines = ("from datetime import timedelta", "app.conf.durable_lease_seconds = timedelta(seconds=45)")
+    result = run("config", "-A", app(*lines), "--json")
+    assert result.exit_code == 0, result.stderr
+    assert settings(result)["durable_lease_seconds"] == ("datetime.timedelta(seconds=45)", "app")
+
+
 def test_an_app_without_durable_work_says_so(run: Run, app: Callable[..., str]) -> None:
     name = app("install = lambda app: None")
     result = run("config", "-A", name, "--json")
