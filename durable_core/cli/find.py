@@ -20,7 +20,6 @@ from durable_core.deliveries import read
 from durable_core.deliveries.find import MOST, Found, find
 from durable_core.deliveries.read import Delivery
 from durable_core.deliveries.waiting import Cause, waits_of
-from durable_core.errors import NotFound
 from durable_core.states import DeliveryState
 
 if TYPE_CHECKING:
@@ -65,10 +64,7 @@ def one_row(tx: Connection, text: str) -> Found:
 
 def one_delivery(tx: Connection, text: str) -> Delivery:
     """The one delivery that this text names. Raises NothingFound, Ambiguous, and NotFound for what is no delivery."""
-    found = one_row(tx, text)
-    if found.what != "delivery":
-        raise NotFound("delivery", text[:60])
-    return read.get(tx, found.id)
+    return read.get(tx, one_row(tx, text).id)
 
 
 def look_on(found: Found) -> str:
