@@ -32,7 +32,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("periodic",),
     ("sweeps",),
     ("celery_binding",),
-    ("ready", "local", "testing"),
+    ("ready", "local", "testing", "exporter"),
     ("demo", "proof", "cli"),
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -23,6 +23,7 @@ from durable_core.cli.deliveries import deliveries
 from durable_core.cli.demo import demo
 from durable_core.cli.environment import env
 from durable_core.cli.errors import errors
+from durable_core.cli.exporter import exporter
 from durable_core.cli.find import find_, why_
 from durable_core.cli.journal import journal
 from durable_core.cli.output import ANSWERED, Output, masked
@@ -135,3 +136,4 @@ main.add_command(queues)
 main.add_command(kinds)
 main.add_command(config)
 main.add_command(report)
+main.add_command(exporter)

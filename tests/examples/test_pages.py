@@ -24,6 +24,7 @@ from durable_core.deliveries import Cause, attempt, keys, options, read, slots, 
 from durable_core.deliveries.declare import DeliveryKind, delivery, registry
 from durable_core.deliveries.read import Delivery
 from durable_core.errors import DurableError
+from durable_core.exporter.metrics import METRICS, exposed
 from durable_core.ready import notify
 from durable_core.ready.attachments import MOST_BYTES
 from durable_core.ready.bounded import MOST_ABANDONED
@@ -167,7 +168,9 @@ def test_every_setting_is_explained_and_no_other() -> None:
 @pytest.mark.parametrize("shown", PAGES)
 def test_every_setting_named_exists(shown: Page) -> None:
     named = {name for name in re.findall(r"\bdurable_[a-z_]+\b", shown.text) if not NOT_SETTINGS.match(name)}
-    assert named <= settings_read() | fixtures()
+    assert named <= settings_read() | fixtures() | {
+        name for metric in METRICS for name in (metric.name, *exposed(metric))
+    }
 
 
 def test_the_defaults_of_the_settings_are_those_of_the_code() -> None:

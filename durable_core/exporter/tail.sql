@@ -1,0 +1,133 @@
+-- name: finished_until
+-- The instant up to which finished rows and journal lines are counted: whoever wrote one earlier has committed it.
+select durable.durable_now() - make_interval(secs => :lag_seconds) as until
+
+-- name: finished
+-- The rows that ended after the place where the look before stopped, by the index of their end, at most the limit: how
+-- many of each queue, kind and state, and of those that were sent each of three times by its bucket. `kept_at` and
+-- `kept_id` are the last row read, `read` how many were.
+with clock as materialized (
+    select durable.durable_now() - make_interval(secs => :lag_seconds) as until
+),
+done as materialized (
+    select d.id, d.queue, d.kind, d.state, d.due_at, d.claimed_at, d.created_at, d.finished_at
+    from durable.deliveries d
+    where d.state in ('sent', 'canceled', 'expired')
+      and d.finished_at >= cast(:at as timestamptz)
+      and d.finished_at <= (select c.until from clock c)
+      and (d.finished_at, d.id) > (cast(:at as timestamptz), cast(:id as uuid))
+    order by d.finished_at, d.id
+    limit :limit
+),
+told as (
+    select d.queue, d.kind, d.state as what, 0 as bucket, count(*) as rows, cast(0 as float8) as seconds
+    from done d
+    group by d.queue, d.kind, d.state
+    union all
+    select d.queue, d.kind, m.what, width_bucket(m.seconds, m.bounds), count(*), sum(m.seconds)
+    from done d
+    cross join lateral (
+        select t.what, greatest(cast(extract(epoch from t.took) as float8), 0) as seconds, t.bounds
+        from (values
+            ('wait', d.claimed_at - d.due_at, cast(:wait_bounds as float8[])),
+            ('duration', d.finished_at - d.claimed_at, cast(:duration_bounds as float8[])),
+            ('latency', d.finished_at - d.created_at, cast(:latency_bounds as float8[]))
+        ) as t (what, took, bounds)
+    ) as m
+    where d.state = 'sent' and m.seconds is not null
+    group by d.queue, d.kind, m.what, width_bucket(m.seconds, m.bounds)
+),
+kept as (
+    select d.finished_at, d.id from done d order by d.finished_at desc, d.id desc limit 1
+)
+select c.until, (select count(*) from done) as read, k.finished_at as kept_at, cast(k.id as text) as kept_id,
+    t.queue, t.kind, t.what, t.bucket, t.rows, t.seconds
+from clock c
+left join kept k on true
+left join told t on true
+
+-- name: journal
+-- The attempts whose end is in the journal, read on from where the look before stopped, at most the limit: the failed,
+-- the lost and the cancelled, by the queue and kind of their row.
+with clock as materialized (
+    select durable.durable_now() - make_interval(secs => :lag_seconds) as until
+),
+lines as materialized (
+    select j.row_id, j.seq, j.at, j.contract, j.move, j.from_state, j.to_state, j.reason
+    from durable.journal j
+    where j.at >= cast(:at as timestamptz)
+      and j.at <= (select c.until from clock c)
+      and (j.at, j.seq) > (cast(:at as timestamptz), cast(:id as bigint))
+    order by j.at, j.seq
+    limit :limit
+),
+ends as (
+    select l.row_id,
+        case
+            when l.move in ('fail', 'fail late') or l.reason = 'TIMEOUT' then
+                case l.to_state when 'pending' then 'retry' else l.to_state end
+            when l.move = 'cancel' then 'cancelled'
+            when l.to_state = 'dead' then 'dead'
+            when l.reason in ('CLAIM_EXPIRED', 'CHILD_LOST') then 'lease_lost'
+            else 'given_back'
+        end as outcome,
+        l.move not in ('fail', 'fail late') and l.reason in ('CLAIM_EXPIRED', 'CHILD_LOST', 'WORKER_LOST') as lost
+    from lines l
+    where l.contract = 'delivery'
+      and (l.move in ('fail', 'fail late', 'reap', 'release', 'release late')
+        or (l.move = 'cancel' and l.from_state = 'processing'))
+),
+told as (
+    select d.queue, d.kind, e.outcome as what, count(*) as rows, count(*) filter (where e.lost) as lost
+    from ends e
+    join durable.deliveries d on d.id = e.row_id
+    group by d.queue, d.kind, e.outcome
+),
+kept as (
+    select l.at, l.seq from lines l order by l.at desc, l.seq desc limit 1
+)
+select c.until, (select count(*) from lines) as read, k.at as kept_at, k.seq as kept_id,
+    t.queue, t.kind, t.what, t.rows, t.lost
+from clock c
+left join kept k on true
+left join told t on true
+
+-- name: enqueued
+-- The rows whose ids were made after the one where the look before stopped, by the primary key, at most the limit. An id
+-- begins with the millisecond at which its caller made it.
+with clock as materialized (
+    select durable.durable_now() - make_interval(secs => :lag_seconds) as until
+),
+bound as materialized (
+    select c.until, cast(
+        lpad(to_hex(cast(floor(extract(epoch from c.until) * 1000) as bigint)), 12, '0') || repeat('f', 20) as uuid) as id
+    from clock c
+),
+written as materialized (
+    select d.id, d.queue, d.kind
+    from durable.deliveries d
+    where d.id > cast(:id as uuid) and d.id <= (select b.id from bound b)
+    order by d.id
+    limit :limit
+),
+told as (
+    select w.queue, w.kind, count(*) as rows from written w group by w.queue, w.kind
+),
+kept as (
+    select w.id from written w order by w.id desc limit 1
+)
+select b.until, cast(b.id as text) as until_id, (select count(*) from written) as read, cast(k.id as text) as kept_id,
+    t.queue, t.kind, t.rows
+from bound b
+left join kept k on true
+left join told t on true
+
+-- name: enqueued_until
+-- The id up to which enqueued rows are counted, and its instant.
+with clock as materialized (
+    select durable.durable_now() - make_interval(secs => :lag_seconds) as until
+)
+select c.until, cast(cast(
+    lpad(to_hex(cast(floor(extract(epoch from c.until) * 1000) as bigint)), 12, '0') || repeat('f', 20) as uuid) as text
+) as until_id
+from clock c
