@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery
 
-from durable_core import kinds, wakes
+from durable_core import kinds, tracing, wakes
 from durable_core.celery_binding import tasks, transport, workers
 from durable_core.celery_binding.durable import Durable
 from durable_core.database.statements import use_schema
@@ -38,6 +38,7 @@ def install(app: Celery) -> Durable:
     wakes.use_carrier(durable.carrier)
     # Asked at the first statement, for a process that only enqueues reads no other setting.
     use_schema(lambda: durable.settings.schema)
+    tracing.use(lambda: durable.settings.trace)
 
     def add_missing_entries(sender: Celery, **_: Any) -> None:
         if not durable.settings.beat:

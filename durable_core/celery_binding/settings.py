@@ -17,6 +17,7 @@ from durable_core.database.statements import DEFAULT_SCHEMA, checked_schema
 from durable_core.deliveries.sweep import HINTS_PER_QUEUE, RETENTION_SECONDS
 from durable_core.errors import DefinitionError, NotInstalled
 from durable_core.sweeps import SWEEPS, Bounds, Sweep
+from durable_core.tracing import Mode, checked_mode
 
 DAY = 24 * 3600.0
 
@@ -34,6 +35,7 @@ class Settings:
     beat: bool = True
     sweep_intervals: Mapping[str, float] | None = None
     flower_payload: bool = False
+    trace: Mode = Mode.LINK
 
     @staticmethod
     def of(app: Celery) -> Settings:
@@ -54,6 +56,7 @@ class Settings:
             beat=bool(conf.get("durable_beat", True)),
             sweep_intervals={name: _number(f"durable_sweep_intervals[{name!r}]", v) for name, v in intervals.items()},
             flower_payload=_switch(conf, "durable_flower_payload", defaults.flower_payload),
+            trace=checked_mode(conf.get("durable_trace") or defaults.trace),
         )
         settings.holder()  # a lease and a heartbeat that do not fit are told at the start, not by every task
         return settings

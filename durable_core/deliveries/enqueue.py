@@ -31,6 +31,7 @@ from durable_core.deliveries.options import (
     Placement,
 )
 from durable_core.deliveries.rows import Elsewhere, New, Ref
+from durable_core.deliveries.traced import sending
 from durable_core.errors import IdempotencyConflict, InvalidArguments, SchemaBehind
 from durable_core.kinds import checked_name
 
@@ -129,7 +130,8 @@ def _each(rows: Iterable[New]) -> Iterator[New]:
 def _write(tx: Transaction, batches: Iterator[list[New]]) -> list[Ref]:
     hints = _newest()
     try:
-        refs = carried(tx, _all_written(batches, hints))
+        with sending(batches) as (marked, told):
+            refs = told(carried(tx, _all_written(marked, hints)))
     except DATABASE_ERRORS as error:
         _tell_missing_schema(error)
         raise
@@ -151,7 +153,8 @@ def _tell_missing_schema(error: Exception) -> None:
 async def _awrite(tx: AsyncTransaction, batches: Iterator[list[New]]) -> list[Ref]:
     hints = _newest()
     try:
-        refs = await acarried(tx, _all_written(batches, hints))
+        with sending(batches) as (marked, told):
+            refs = told(await acarried(tx, _all_written(marked, hints)))
     except DATABASE_ERRORS as error:
         _tell_missing_schema(error)
         raise

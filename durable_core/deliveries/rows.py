@@ -80,6 +80,8 @@ class New:
     max_interruptions: int
     is_strict: bool
     placement: Placement
+    trace: str | None = None
+    """The context of the span in which it is enqueued, for a link from its attempts."""
 
     @staticmethod
     def of(kind: Defaults, placement: Placement, arguments: str) -> New:
@@ -120,6 +122,7 @@ class New:
             "ordering_strict": self.is_strict and placed.ordering_key is not None,
             "expires_seconds": placed.expires_seconds,
             "expires_at": None if placed.expires_at is None else placed.expires_at.isoformat(),
+            "trace": self.trace,
         }
 
     def hint(self, row_id: str) -> wakes.Hint:

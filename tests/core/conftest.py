@@ -1,8 +1,13 @@
 """What several tests of the core share beside the fixtures of all."""
 
+import opentelemetry.trace
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sqlalchemy import create_engine
 
+from durable_core import tracing
 from durable_core.database.connections import Database
 from tests.relay import Relay
 
@@ -20,3 +25,20 @@ def far(engine, relay):
     far = create_engine(engine.url.set(host="127.0.0.1", port=relay.port))
     yield Database(far)
     far.dispose()
+
+
+@pytest.fixture
+def provider(monkeypatch):
+    """OpenTelemetry as a host sets it up, for this test."""
+    provider = TracerProvider()
+    monkeypatch.setattr(opentelemetry.trace, "_TRACER_PROVIDER", provider)
+    monkeypatch.setattr(tracing, "_mode", tracing.Mode.LINK)
+    return provider
+
+
+@pytest.fixture
+def spans(provider):
+    """What was traced since, the newest last."""
+    exporter = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return exporter.get_finished_spans

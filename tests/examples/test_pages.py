@@ -186,6 +186,7 @@ def test_the_defaults_of_the_settings_are_those_of_the_code() -> None:
         "durable_retention_days": defaults.retention_seconds / 86400,
         "durable_beat": defaults.beat,
         "durable_flower_payload": defaults.flower_payload,
+        "durable_trace": defaults.trace,
         "durable_sweep_intervals": defaults.sweep_intervals,
     }
     shown = {words(row[0])[0]: row[1].strip("`") for row in CELERY.table("setting")}

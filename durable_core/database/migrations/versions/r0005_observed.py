@@ -1,4 +1,4 @@
-"""The journal by its time, for those who watch."""
+"""The journal by its time, for those who watch, and the trace in which a delivery was enqueued."""
 
 from durable_core.database.migrate import apply, runs_with_code_from
 

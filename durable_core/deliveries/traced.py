@@ -1,0 +1,89 @@
+"""The spans of a delivery: one where it is enqueued, whose context its row keeps, and one for each attempt."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import wraps
+from itertools import chain
+from typing import Any, Concatenate, ParamSpec
+
+from durable_core import tracing
+from durable_core.claims.claim import Claim
+from durable_core.database.statements import beside
+from durable_core.database.transactions import DATABASE_ERRORS, run, said
+from durable_core.deliveries.rows import New, Ref
+from durable_core.deliveries.worker import Attempted, Outcome, Worker
+
+log = logging.getLogger("durable.run")
+_statements = beside(__file__)
+
+P = ParamSpec("P")
+
+FAILURES = frozenset({Outcome.RETRY, Outcome.FAILED, Outcome.DEAD, Outcome.INTERRUPTED, Outcome.CLAIM_LOST})
+
+Batches = Iterator[list[New]]
+
+
+@contextmanager
+def sending(batches: Batches) -> Iterator[tuple[Batches, Callable[[list[Ref]], list[Ref]]]]:
+    """
+    Around an enqueue: the batches, each row with the context of the span; and what is to see the refs.
+
+    Without a provider of spans both are as they were.
+    """
+    spans = tracing.active()
+    first = None if spans is None else next(batches, None)
+    if spans is None or first is None:
+        yield batches, lambda refs: refs
+        return
+    kinds = {new.kind for new in first}
+    with spans.sending(kinds.pop() if len(kinds) == 1 else None) as span:
+        trace = spans.carried(span)
+
+        def told(refs: list[Ref]) -> list[Ref]:
+            if len(refs) == 1:
+                span.set_attributes({tracing.MESSAGE_ID: refs[0].id, tracing.CREATED: refs[0].created})
+            else:
+                span.set_attribute(tracing.BATCH_COUNT, len(refs))
+            return refs
+
+        yield ([replace(new, trace=trace) for new in batch] for batch in chain([first], batches)), told
+
+
+def traced(
+    carry_out: Callable[Concatenate[Worker, Any, Claim, P], Attempted],
+) -> Callable[Concatenate[Worker, Any, Claim, P], Attempted]:
+    """An attempt with a span around it, where the process makes spans."""
+
+    @wraps(carry_out)
+    def _traced(worker: Worker, kind: Any, claim: Claim, /, *args: P.args, **kwargs: P.kwargs) -> Attempted:
+        spans = tracing.active()
+        if spans is None:
+            return carry_out(worker, kind, claim, *args, **kwargs)
+        written, queue = _sent_by(worker, claim)
+        facts = {
+            tracing.MESSAGE_ID: claim.id, tracing.ATTEMPT: claim.attempt, tracing.MAX_ATTEMPTS: claim.max_attempts,
+            tracing.FENCE: claim.fence, **({tracing.QUEUE: queue} if queue else {}),
+        }  # fmt: skip
+        with spans.processing(claim.kind, facts, written) as span:
+            attempted = carry_out(worker, kind, claim, *args, **kwargs)
+            span.set_attribute(tracing.OUTCOME, attempted.outcome.name.lower())
+            if attempted.outcome in FAILURES:
+                spans.failed(span, attempted.error_code or attempted.outcome.name)
+        return attempted
+
+    return _traced
+
+
+def _sent_by(worker: Worker, claim: Claim) -> tuple[str | None, str | None]:
+    """The context that the row keeps, and its queue; nothing where the database has other troubles."""
+    try:
+        with worker.database.autocommit() as connection:
+            rows = run(connection, _statements.sent_by, id=claim.id)
+    except DATABASE_ERRORS as error:
+        log.debug("trace_not_read", extra={"row_id": claim.id, "error": said(error)})
+        return None, None
+    return (rows[0]["trace"], rows[0]["queue"]) if rows else (None, None)
