@@ -36,10 +36,12 @@ from durable_core.deliveries.ended import hint_next
 from durable_core.deliveries.options import DEFAULT_QUEUE
 from durable_core.deliveries.raised import refuse_unrun, told, with_causes
 from durable_core.deliveries.report import TRIES, came_to, end, interrupt
+from durable_core.deliveries.traced import traced
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import ClaimLost, EffectEscaped, GiveUp, InvalidArguments, Retry, Snooze
 from durable_core.retry import LONGEST_DELAY_SECONDS, Verdict, after_failure
 from durable_core.states import DeliveryState
+from durable_core.tracing import settling
 
 log = logging.getLogger("durable.run")
 _statements = beside(__file__)
@@ -161,6 +163,7 @@ def perform_due(worker: Worker, limit: int, *, queue: str = DEFAULT_QUEUE) -> li
     return done
 
 
+@traced
 def carry_out(worker: Worker, kind: DeliveryKind[..., Any], claim: Claim, held: Held | None = None) -> Attempted:
     """Run the handler under a claim and commit what came of it. See `perform`."""
     facts = {"row_id": claim.id, "kind": claim.kind, "fence": claim.fence, "attempt": claim.attempt}
@@ -244,7 +247,8 @@ class _Attempt:
         replayable, doubtful = not transaction.used, False
         for again in range(1, TRIES + 1):
             try:
-                transaction.commit({"result": result}, effects)
+                with settling(self.kind.name, self.claim.id):
+                    transaction.commit({"result": result}, effects)
             except CommitUnknown as unknown:
                 doubtful = True
                 match came_to(self.worker, self.claim)[0]:
