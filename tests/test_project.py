@@ -26,7 +26,7 @@ SQL_FILES = sorted(PACKAGE.rglob("*.sql"))
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "states", "retry", "secrets", "arguments", "kinds"),
     ("database",),
-    ("wakes", "tracing"),
+    ("wakes", "tracing", "logging"),
     ("claims",),
     ("deliveries",),
     ("periodic",),

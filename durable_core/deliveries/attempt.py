@@ -36,7 +36,7 @@ from durable_core.deliveries.ended import hint_next
 from durable_core.deliveries.options import DEFAULT_QUEUE
 from durable_core.deliveries.raised import refuse_unrun, told, with_causes
 from durable_core.deliveries.report import TRIES, came_to, end, interrupt
-from durable_core.deliveries.traced import traced
+from durable_core.deliveries.traced import followed
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import ClaimLost, EffectEscaped, GiveUp, InvalidArguments, Retry, Snooze
 from durable_core.retry import LONGEST_DELAY_SECONDS, Verdict, after_failure
@@ -163,7 +163,7 @@ def perform_due(worker: Worker, limit: int, *, queue: str = DEFAULT_QUEUE) -> li
     return done
 
 
-@traced
+@followed
 def carry_out(worker: Worker, kind: DeliveryKind[..., Any], claim: Claim, held: Held | None = None) -> Attempted:
     """Run the handler under a claim and commit what came of it. See `perform`."""
     facts = {"row_id": claim.id, "kind": claim.kind, "fence": claim.fence, "attempt": claim.attempt}
@@ -344,7 +344,8 @@ class _Attempt:
             Outcome.DEAD: "delivery_dead",
         }[outcome]
         first_line = clean_text(message, 500).split("\n", 1)[0]
-        log.log(level, event, extra=self._facts(outcome=outcome.value, error_code=code, error=first_line))
+        when = {"next_attempt_at": row["due_at"]} if outcome is Outcome.RETRY else {}
+        log.log(level, event, extra=self._facts(outcome=outcome.value, error_code=code, error=first_line, **when))
         return self._attempted(outcome, code, first_line, row["due_at"])
 
     def _postponed(self, unfit: InvalidArguments) -> Attempted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -35,6 +36,7 @@ from durable_core.deliveries.traced import sending
 from durable_core.errors import IdempotencyConflict, InvalidArguments, SchemaBehind
 from durable_core.kinds import checked_name
 
+log = logging.getLogger("durable.enqueue")
 _statements = beside(__file__)
 
 BATCH = 1000
@@ -137,7 +139,7 @@ def _write(tx: Transaction, batches: Iterator[list[New]]) -> list[Ref]:
         raise
     if hints:
         wakes.after_commit(tx, hints)
-    return refs
+    return _noted(refs)
 
 
 def _newest() -> deque[wakes.Hint]:
@@ -160,6 +162,13 @@ async def _awrite(tx: AsyncTransaction, batches: Iterator[list[New]]) -> list[Re
         raise
     if hints:
         wakes.after_commit(tx.sync_session if isinstance(tx, AsyncSession) else None, hints)
+    return _noted(refs)
+
+
+def _noted(refs: list[Ref]) -> list[Ref]:
+    if log.isEnabledFor(logging.DEBUG):
+        for ref in refs:
+            log.debug("delivery_enqueued", extra={"row_id": ref.id, "kind": ref.kind, "is_new": ref.created})
     return refs
 
 

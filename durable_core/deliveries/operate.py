@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,6 +16,7 @@ from durable_core.deliveries.read import checked_id
 from durable_core.errors import IllegalMove, InvalidOption, NotFound, RowBusy
 from durable_core.states import DeliveryState
 
+log = logging.getLogger("durable.operate")
 _statements = beside(__file__)
 
 
@@ -142,6 +144,9 @@ def act_on_each(
         reason=who_or_why(act.name, "reason", reason), **more,
     )  # fmt: skip
     done = [row for row in rows if row["done"]]
+    if done:
+        facts = {"row_id": done[0]["id"]} if len(row_ids) == 1 else {}
+        log.info("operator_action", extra={"act": act.name, "actor": by, "rows": len(done), **facts})
     if act.makes_due:
         hints = [wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], first=False) for row in done]
         wakes.after_commit(tx, hints)

@@ -1,4 +1,7 @@
-"""The spans of a delivery: one where it is enqueued, whose context its row keeps, and one for each attempt."""
+"""
+What follows a delivery: a span where it is enqueued, whose context its row keeps, and one for each attempt, whose ids
+the log's context has too.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from durable_core.database.statements import beside
 from durable_core.database.transactions import DATABASE_ERRORS, run, said
 from durable_core.deliveries.rows import New, Ref
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
+from durable_core.logging import attempting
 
 log = logging.getLogger("durable.run")
 _statements = beside(__file__)
@@ -53,12 +57,19 @@ def sending(batches: Batches) -> Iterator[tuple[Batches, Callable[[list[Ref]], l
         yield ([replace(new, trace=trace) for new in batch] for batch in chain([first], batches)), told
 
 
-def traced(
+def followed(
     carry_out: Callable[Concatenate[Worker, Any, Claim, P], Attempted],
 ) -> Callable[Concatenate[Worker, Any, Claim, P], Attempted]:
-    """An attempt with a span around it, where the process makes spans."""
+    """An attempt with its ids in the log's context and, where the process makes spans, a span around it."""
 
     @wraps(carry_out)
+    def _followed(worker: Worker, kind: Any, claim: Claim, /, *args: P.args, **kwargs: P.kwargs) -> Attempted:
+        with attempting(
+            delivery_id=claim.id, kind=claim.kind, attempt=claim.attempt, max_attempts=claim.max_attempts,
+            fence=claim.fence,
+        ):  # fmt: skip
+            return _traced(worker, kind, claim, *args, **kwargs)
+
     def _traced(worker: Worker, kind: Any, claim: Claim, /, *args: P.args, **kwargs: P.kwargs) -> Attempted:
         spans = tracing.active()
         if spans is None:
@@ -75,7 +86,7 @@ def traced(
                 spans.failed(span, attempted.error_code or attempted.outcome.name)
         return attempted
 
-    return _traced
+    return _followed
 
 
 def _sent_by(worker: Worker, claim: Claim) -> tuple[str | None, str | None]:
