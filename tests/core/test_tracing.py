@@ -6,6 +6,7 @@ from pathlib import Path
 
 import opentelemetry.trace
 import pytest
+from celery import Celery
 from opentelemetry.trace import (
     NonRecordingSpan,
     SpanContext,
@@ -18,6 +19,7 @@ from opentelemetry.trace import (
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from durable_core import enqueue_many, tracing
+from durable_core.celery_binding.settings import Settings
 from durable_core.deliveries.worker import Outcome
 from durable_core.errors import DefinitionError, IdempotencyConflict
 from tests.core.spans import SECRET, kept, named, written
@@ -135,6 +137,16 @@ def test_the_mode_is_asked_for_once_and_not_before_there_are_spans(provider, mon
     assert tracing.active() is None
     assert tracing.active() is None
     assert asked == [1]
+
+
+def test_the_mode_is_a_setting_of_the_celery_app():
+    app = Celery("traced", set_as_current=False)
+    assert Settings.of(app).trace is tracing.Mode.LINK
+    app.conf.durable_trace = "parent"
+    assert Settings.of(app).trace is tracing.Mode.PARENT
+    app.conf.durable_trace = "always"
+    with pytest.raises(DefinitionError, match="durable_trace='always'"):
+        Settings.of(app)
 
 
 def test_the_page_of_tracing_names_every_attribute_outcome_and_limit():

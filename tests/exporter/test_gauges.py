@@ -153,3 +153,23 @@ def test_a_database_that_is_away_is_asked_once_a_sample(engine):
     observer.observe()
     assert set(observer.failed) == {"schema"}
     assert Page(observer).value("durable_up") == 0
+
+
+def test_a_role_that_may_only_read_is_enough(engine, make):
+    make()
+    with engine.begin() as tx:
+        tx.execute(text("create role watcher login password 'watches'"))
+        tx.execute(text("grant usage on schema durable to watcher"))
+        tx.execute(text("grant select on all tables in schema durable to watcher"))
+    watching = create_engine(engine.url.set(username="watcher", password="watches"))
+    try:
+        observer = Observer(Database(watching))
+        observer.observe()
+        observer.observe()
+    finally:
+        watching.dispose()
+        with engine.begin() as tx:
+            tx.execute(text("drop owned by watcher"))
+            tx.execute(text("drop role watcher"))
+    assert observer.failed == {}
+    assert Page(observer).value("durable_up") == 1

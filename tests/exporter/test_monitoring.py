@@ -2,12 +2,15 @@
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-from durable_core.exporter.metrics import METRICS, Type, exposed
+from durable_core.exporter.metrics import METRICS, Series, Type, exposed
+from durable_core.exporter.page import rendered
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ALERTS = yaml.safe_load((DOCS / "monitoring" / "alerts.yaml").read_text(encoding="utf-8"))["groups"][0]["rules"]
@@ -84,3 +87,45 @@ def test_what_may_wake_a_person_is_watched_for_without_workers_and_without_the_d
 def test_an_expression_that_asks_for_more_is_found(wrong):
     with pytest.raises(AssertionError):
         asked(wrong)
+
+
+# --- by Prometheus' own tool, where a machine has it -------------------------------------------------
+
+
+@pytest.fixture
+def promtool():
+    """Prometheus' linter; no package of Python brings it."""
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool, which comes with Prometheus, is not on this machine")
+
+    def _promtool(*line, page=None):
+        done = subprocess.run([found, *line], input=page, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+
+    return _promtool
+
+
+def test_promtool_takes_the_rules_and_they_fire_when_they_are_to(promtool):
+    promtool("check", "rules", str(DOCS / "monitoring" / "alerts.yaml"))
+    promtool("test", "rules", str(Path(__file__).with_name("alerts_test.yaml")))
+
+
+def test_promtool_takes_the_expressions_of_the_dashboard(promtool, tmp_path):
+    panels = [target["expr"].replace("$queue", ".*") for panel in BOARD["panels"] for target in panel["targets"]]
+    rules = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(panels)]
+    (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    promtool("check", "rules", str(tmp_path / "panels.yaml"))
+
+
+def test_promtool_takes_a_page_on_which_every_metric_stands(promtool):
+    series = []
+    for metric in METRICS:
+        one = Series(metric)
+        labels = tuple("x" for _ in metric.labels)
+        if metric.type is Type.HISTOGRAM:
+            one.observe(labels, 3, 2, 5.0)
+        else:
+            one.values[labels] = 1.0
+        series.append(one)
+    promtool("check", "metrics", page=rendered(series, "text/plain")[0].decode())
