@@ -100,6 +100,27 @@ def test_the_process_serves_what_the_rows_say_and_survives_a_database_that_goes_
     assert "durable_up 1.0" in get(f"{served}/metrics")[1]
 
 
+def test_with_an_app_the_process_knows_the_apps_own_intervals(engine, tmp_path):
+    url = engine.url.render_as_string(hide_password=False)
+    (tmp_path / "shop.py").write_text(
+        "from celery import Celery\nfrom sqlalchemy import create_engine\n"
+        "from durable_core.celery_binding import install\napp = Celery('shop')\n"
+        f"app.conf.durable_engine = create_engine({url!r})\napp.conf.durable_sweep_intervals = {{'reap': 11}}\n"
+        "install(app)\n"
+    )
+    running = subprocess.Popen(
+        [*DURABLE, "-A", "shop", "exporter", "--port", "0", "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert running.stdout is not None
+        page = get(json.loads(running.stdout.readline())["url"])[1]
+    finally:
+        running.terminate()
+        assert running.wait(30) == 0
+        running.stdout.close()
+    assert 'durable_loop_interval_seconds{loop="reap"} 11.0' in page
+
+
 def test_reading_the_page_does_not_ask_the_database(engine, make):
     """The observer looks once; a hundred readers read what it saw."""
     make()
