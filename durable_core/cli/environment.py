@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
 import click
 
 from durable_core.cli.exits import CommandError
-from durable_core.cli.output import Output
 from durable_core.cli.where import DIRECTORY
 from durable_core.database.environment import DATABASE_VARIABLE, REDIS_VARIABLE
 
@@ -35,9 +35,9 @@ def env(as_json: bool) -> None:
             f"no `durable up` runs in this folder: start one, or set {DATABASE_VARIABLE} and {REDIS_VARIABLE}."
         )
     values = {DATABASE_VARIABLE: found.database_url, REDIS_VARIABLE: found.redis_url}
-    out = Output(as_json)
+    # Straight to stdout: whatever goes through Output has its passwords masked, and these are asked for.
     if as_json:
-        out.answer(values)
+        click.echo(json.dumps(values))
         return
     for name, value in values.items():
-        out.line(f"export {name}={shlex.quote(value)}")
+        click.echo(f"export {name}={shlex.quote(value)}")
