@@ -128,7 +128,11 @@ def load_app(name: str) -> Celery:
     except Exception as error:  # whatever the host's modules raise while they load
         raise AppNotLoaded(f"cannot load the Celery app {name!r}: {type(error).__name__}: {error}.") from error
     if not hasattr(app, "conf"):
-        raise AppNotLoaded(f"{name!r} names a {type(app).__name__}, not a Celery app.")
+        module = name.partition(":")[0]
+        raise AppNotLoaded(
+            f"{name!r} names a {type(app).__name__}, not a Celery app: "
+            f"name the Celery app itself, such as -A {module}:celery_app."
+        )
     found: Celery = app
     return found
 

@@ -1,6 +1,7 @@
 """Where the database is, how a command ends when that is unclear, and that no password is ever printed."""
 
 import os
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,16 @@ def test_an_app_that_cannot_be_loaded_is_a_sentence(tmp_path: Path, content: str
     assert done.returncode == 2
     assert '"APP_NOT_LOADED"' in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_an_app_of_another_kind_is_told_how_to_name_the_celery_app_beside_it(tmp_path: Path, url: str) -> None:
+    """As in a module that has a web app called `app`."""
+    celery_app = re.sub(r"\bapp\b", "celery_app", APP)
+    (tmp_path / "proj.py").write_text(f"{celery_app}\napp = object()\n")
+    done = process("-A", "proj", "status", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "-A proj:celery_app" in done.stderr
+    assert process("-A", "proj:celery_app", "status", cwd=tmp_path, env={"PROJ_DATABASE": url}).returncode == 0
 
 
 def test_an_app_without_durable_work_is_told_how_to_install_it(tmp_path: Path) -> None:
