@@ -3,7 +3,7 @@ PYTHON ?= python3
 # More arguments for pytest and the benchmark: make test ARGS="-k retry"
 ARGS ?=
 
-.PHONY: help demo test test-long bench lint spec setup lock
+.PHONY: help demo test test-long bench lint spec docs setup lock
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -28,6 +28,11 @@ lint: setup ## check style and types
 
 spec: setup ## show, contract by contract, which numbered cases a passing test proves
 	@.venv/bin/python -m tests.spec
+
+docs: setup ## build the documentation into .site/, after writing the page of the commands anew
+	@.venv/bin/python -m durable_core.cli.page
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+	@echo "the documentation is in .site/index.html"
 
 setup: ## make .venv, where the lock changed since the last time; every other command does it too
 	@command -v "$(PYTHON)" >/dev/null 2>&1 || { echo "setup: no $(PYTHON) here: install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3." >&2; exit 1; }

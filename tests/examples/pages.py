@@ -11,7 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 SHELLS = ("sh", "console", "bash", "shell")
 
-_FENCE = re.compile(r"^```(?P<tag>\w*)[^\n]*\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^```(?P<tag>\w*)(?: title=\"(?P<title>[^\"\n]*)\")?[^\n]*\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL
+)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?)\s*$", re.MULTILINE)
@@ -19,11 +21,16 @@ _HEADING = re.compile(r"^#+ +(.+?)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page and the line it begins on."""
+    """
+    A fenced block of a page and the line it begins on.
+
+    Its title, where it has one, is the file that it is, or the terminal that it is typed into.
+    """
 
     tag: str
     body: str
     line: int
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Page:
     @cached_property
     def blocks(self) -> list[Block]:
         return [
-            Block(found["tag"], found["body"], self.text.count("\n", 0, found.start("body")) + 1)
+            Block(found["tag"], found["body"], self.text.count("\n", 0, found.start("body")) + 1, found["title"] or "")
             for found in _FENCE.finditer(self.text)
         ]
 
@@ -52,10 +59,14 @@ class Page:
 
     @property
     def python(self) -> str:
-        """All Python blocks as one program, each statement on the line of the page that shows it."""
+        """
+        The Python blocks as one program, each statement on the line of the page that shows it.
+
+        Without those that are files of their own: `tests/docs` lays them out and runs them as such.
+        """
         lines: list[str] = []
         for block in self.blocks:
-            if block.tag == "python":
+            if block.tag == "python" and not block.title:
                 lines.extend([""] * (block.line - 1 - len(lines)))
                 lines.extend(block.body.splitlines())
         return "\n".join(lines) + "\n"
