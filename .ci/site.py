@@ -22,7 +22,17 @@ def on_files(files, config):
         for path in [ROOT / name, *sorted((ROOT / name).rglob("*"))]:
             if "__pycache__" not in path.parts and text_of(path):
                 files.append(File.generated(config, page_of(path), content=text_of(path)))
+    files.append(File.generated(config, "decisions/index.md", content=decisions()))
     return files
+
+
+def decisions():
+    """The list that a folder is in the repository."""
+    titles = [
+        (path.name, path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# "))
+        for path in sorted((DOCS / "decisions").glob("*.md"))
+    ]
+    return "# Decisions\n\n" + "".join(f"- [{title}]({name})\n" for name, title in titles)
 
 
 def page_of(path):
@@ -63,6 +73,8 @@ def relinked(markdown, folder, page):
             return found[0]
         if not target.is_relative_to(DOCS):
             target = DOCS / page_of(target)
+        elif target.is_dir():
+            target = target / "index.md"
         return f"{found[1]}{os.path.relpath(target, page.parent)}{found[3]}"
 
     return LINK.sub(link, markdown)

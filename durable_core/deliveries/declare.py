@@ -348,8 +348,8 @@ def delivery(
     """
     Declare a kind of delivery: `handler(step, ...)` runs at least once per delivery, until it returns.
 
-    What it writes with `step.session` or `step.in_commit` happens exactly once; what it does
-    elsewhere may repeat, so it carries `step.key`. At most once is `max_attempts=1,
+    What it writes with `step.session` or `step.in_commit` are its database effects: exactly once.
+    What it does elsewhere may repeat, so it carries `step.key`. At most once is `max_attempts=1,
     max_interruptions=0`: then a lost worker ends the delivery dead, outcome unknown.
 
     `max_attempts` counts failures; `max_interruptions` lost workers; `timeout` is seconds for

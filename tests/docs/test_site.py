@@ -62,6 +62,12 @@ def test_what_lies_outside_of_docs_is_a_page_too(site: Path) -> None:
     assert 'href="project/CHANGELOG.html"' in (site / "operating.html").read_text()
 
 
+def test_every_decision_is_listed(site: Path) -> None:
+    listed = (site / "decisions" / "index.html").read_text()
+    for path in (ROOT / "docs" / "decisions").glob("0*.md"):
+        assert f'href="{path.stem}.html"' in listed
+
+
 @pytest.mark.parametrize(
     "broken", ["[gone](gone.md)", "[no such part](daily.md#no-such-part)", "::: durable_core.no_such_name"]
 )
