@@ -69,17 +69,21 @@ def test_every_decision_is_listed(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ["[gone](gone.md)", "[no such part](daily.md#no-such-part)", "::: durable_core.no_such_name"]
+    ("broken", "named"),
+    [
+        ("[gone](gone.md)", "gone.md"),
+        ("[no such part](daily.md#no-such-part)", "no-such-part"),
+        ("::: durable_core.no_such_name", "no_such_name"),
+    ],
 )
-def test_what_leads_nowhere_ends_the_build(broken: str, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+def test_what_leads_nowhere_ends_the_build_and_is_named(broken: str, named: str, tmp_path: Path) -> None:
+    for name in ("docs", ".ci", "bench", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("mkdocs.yml", "CHANGELOG.md", "SECURITY.md"):
         shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    assert build(tmp_path, tmp_path / "whole").returncode == 0
-
     glossary = tmp_path / "docs" / "glossary.md"
     glossary.write_text(f"{glossary.read_text()}\n{broken}\n")
-    assert build(tmp_path, tmp_path / "broken").returncode != 0
+
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode != 0
+    assert named in done.stderr
