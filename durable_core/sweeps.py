@@ -38,6 +38,9 @@ CONTROL_QUEUE = "durable.control"
 LATE_AFTER = 3
 """Intervals after which a sweep counts as driven by nobody."""
 
+NEW_INSTALLATION = 30.0
+"""Seconds after which every sweep that runs often must have begun once."""
+
 BY_A_WORKER = " (a worker)"
 """After the host of a sweep that a worker ran because nobody else did."""
 
@@ -199,6 +202,17 @@ def late(tx: Transaction, sweeps: Iterable[Sweep] = SWEEPS) -> list[Sweep]:
     wanted = {sweep.name: sweep for sweep in sweeps if sweep.rescues}
     allowed = json.dumps([{"name": s.name, "seconds": LATE_AFTER * s.interval} for s in wanted.values()])
     return [wanted[row["name"]] for row in run(checked(tx), _statements.late, allowed=allowed)]
+
+
+def is_late(age: float | None, interval: float) -> bool:
+    """
+    Whether a sweep that last began `age` seconds ago is more than three intervals late, or as far ahead of the clock.
+
+    One that never began is late too, unless it runs seldom: beat offers it some minutes after its own
+    start. That such a sweep never comes is seen here only once it has run.
+    """
+    limit = LATE_AFTER * interval
+    return limit <= NEW_INSTALLATION if age is None else abs(age) > limit
 
 
 def loops(tx: Transaction) -> list[Row]:

@@ -31,6 +31,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("deliveries",),
     ("periodic",),
     ("sweeps",),
+    ("doctor",),
     ("celery_binding",),
     ("ready", "local", "testing", "exporter"),
     ("demo", "proof", "cli"),

@@ -295,3 +295,8 @@ def guarded(url: str) -> str:
         if url.startswith(f"{scheme}://"):
             return f"durable-{url}"
     return url
+
+
+def is_guarded(transport: object) -> bool:
+    """Whether this transport is one of ours."""
+    return isinstance(transport, _GuardedDeliveries)

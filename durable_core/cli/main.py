@@ -21,6 +21,7 @@ from durable_core.cli.cron import cron
 from durable_core.cli.database import migrate
 from durable_core.cli.deliveries import deliveries
 from durable_core.cli.demo import demo
+from durable_core.cli.doctor import doctor
 from durable_core.cli.environment import env
 from durable_core.cli.errors import errors
 from durable_core.cli.exporter import exporter
@@ -126,7 +127,7 @@ def version(as_json: bool) -> None:
         out.facts(versions.items())
 
 
-for command in (migrate, status, deliveries, cron, pause, resume, pauses, up, env, demo, version):
+for command in (migrate, status, doctor, deliveries, cron, pause, resume, pauses, up, env, demo, version):
     main.add_command(command)
 main.add_command(find_)
 main.add_command(why_)

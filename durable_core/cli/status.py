@@ -19,13 +19,13 @@ from durable_core.database.transactions import run
 from durable_core.deliveries import paused, read
 from durable_core.deliveries.paused import Pause
 from durable_core.deliveries.read import COUNT_LIMIT, EXPIRES_SOON_SECONDS, Expiries, QueueLine
+from durable_core.sweeps import is_late
 
 if TYPE_CHECKING:
     from durable_core.celery_binding import Durable
 
 _statements = beside(__file__)
 
-LATE_AFTER_INTERVALS = 3
 DEFAULT_MAX_AGE = 300.0
 REASONS = {
     "paused": "paused",
@@ -36,9 +36,6 @@ REASONS = {
     "retrying": "backing off after a failure",
 }
 """Why what waits does: the count of a queue, and its words."""
-
-NEW_INSTALLATION = 30.0
-"""Seconds after which every sweep that runs often must have begun once."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +55,6 @@ class SweepLine:
     error: str | None
     late: bool
     by_a_worker: bool
-
-
-def is_late(age: float | None, interval: float) -> bool:
-    """
-    Whether a sweep that last began `age` seconds ago is more than three intervals late, or as far ahead of the clock.
-
-    One that never began is late too, unless it runs seldom: beat offers it some minutes after its own
-    start. That such a sweep never comes is seen here only once it has run.
-    """
-    limit = LATE_AFTER_INTERVALS * interval
-    return limit <= NEW_INSTALLATION if age is None else abs(age) > limit
 
 
 @click.command()

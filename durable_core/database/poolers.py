@@ -39,6 +39,13 @@ def refuse_unsafe_pooler(database: Database) -> None:
         other.close()
 
 
+def behind_pooler(database: Database) -> bool:
+    """Whether something stands between that gives its clients process numbers of its own, as PgBouncer does."""
+    with database.engine.connect() as connection:
+        driver = raw(connection)
+        return _session(driver) != driver.info.backend_pid
+
+
 def _session(driver: psycopg.Connection[Any]) -> int:
     """The process of the server session that happens to run this."""
     with driver.transaction():

@@ -12,10 +12,18 @@ import logging
 
 from durable_core.database.connections import Database
 from durable_core.database.statements import beside
-from durable_core.database.transactions import DATABASE_ERRORS, Row, run, said
+from durable_core.database.transactions import DATABASE_ERRORS, Row, Transaction, checked, run, said
 
 log = logging.getLogger("durable.sweep")
 _statements = beside(__file__)
+
+
+def stuck(tx: Transaction, *, grace_seconds: float) -> list[Row]:
+    """
+    Rows so long past their deadline, each with the session (`pid`) that says it holds it. `commits`: it waits for a
+    synchronous standby. A look: it ends nobody.
+    """
+    return run(checked(tx), _statements.stuck, grace_seconds=grace_seconds)
 
 
 def cut_off(database: Database, *, grace_seconds: float) -> int:
@@ -28,7 +36,7 @@ def cut_off(database: Database, *, grace_seconds: float) -> int:
     role may not end, or see, stays; a log line names it where it can be seen.
     """
     with database.autocommit() as connection:
-        found = run(connection, _statements.stuck, grace_seconds=grace_seconds)
+        found = stuck(connection, grace_seconds=grace_seconds)
     ended = 0
     for row in found:
         facts = {"row_id": row["id"], "kind": row["kind"], "fence": row["fence"], "backend": row["pid"]}

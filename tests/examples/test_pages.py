@@ -96,7 +96,7 @@ def option_names(command: click.Command) -> set[str]:
 
 def test_a_command_that_is_not_there_would_be_noticed() -> None:
     assert misuse(durable_command, ["-A", "yourapp", "deliveries", "list", "--state", "dead"]) is None
-    assert misuse(durable_command, ["-A", "yourapp", "doctor"]) == "no command doctor"
+    assert misuse(durable_command, ["-A", "yourapp", "surgeon"]) == "no command surgeon"
     assert misuse(durable_command, ["deliveries", "redrive", "ID", "--because", "TEXT"]) == "no option --because"
     assert misuse(durable_command, ["deliveries"]) == "a group alone"
 

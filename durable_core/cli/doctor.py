@@ -1,0 +1,105 @@
+"""`durable doctor`: every fact that has to hold, looked at once, with what mends those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from durable_core import sweeps
+from durable_core.cli import exits
+from durable_core.cli.output import Output
+from durable_core.cli.where import Where, options
+from durable_core.database.connections import Database
+from durable_core.doctor import database as of_database
+from durable_core.doctor import process, work
+from durable_core.doctor.findings import Check, Examination, Finding, Status, examine
+
+if TYPE_CHECKING:
+    from durable_core.celery_binding import Durable
+
+MARKS = {Status.FAIL: "FAIL", Status.WARN: "warn", Status.PASS: "ok"}
+
+
+@click.command()
+@options
+@click.option("--strict", is_flag=True, help="Exit 6 on warnings too; for a gate before a deploy.")
+@click.option("-v", "--verbose", is_flag=True, help="Show what is well, too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
+@click.pass_obj
+def doctor(where: Where, strict: bool, verbose: bool, as_json: bool) -> int:
+    """
+    Look at the schema, the server, the work, the broker, the workers and the settings; name what mends each fault.
+
+    It changes nothing, needs no right but those of the application, and waits for nothing longer than some seconds.
+    Without -A it cannot look at the broker, the workers and the app's settings. Exit 6 when a check fails.
+    """
+    out = Output(as_json)
+    with where.database() as (database, durable):
+        made = examine(_checks(database, durable))
+    if durable is None:
+        no_app = "no app was named with -A"
+        made.skipped |= {check: no_app for check in ("settings", "beat", "celery", "broker", "workers")}
+    unhealthy = made.unhealthy(strict=strict)
+    if as_json:
+        out.answer(
+            {
+                "healthy": not unhealthy,
+                "failed": len(made.of(Status.FAIL)),
+                "warned": len(made.of(Status.WARN)),
+                "passed": len(made.of(Status.PASS)),
+                "findings": made.findings,
+                "not_looked_at": made.skipped,
+            }
+        )
+    else:
+        _print(out, made, verbose)
+    return exits.UNHEALTHY if unhealthy else exits.OK
+
+
+def _checks(database: Database, durable: Durable | None) -> Sequence[Check]:
+    if durable is None:
+        installation = work.Installation(sweeps.SWEEPS)
+        return [
+            *of_database.checks(database, grace_seconds=sweeps.Bounds().lease_seconds),
+            *work.checks(database, lambda: installation),
+            *process.checks(),
+        ]
+    # Not at the top: the commands that need no Celery do not wait for its import.
+    from durable_core.celery_binding import doctor as of_celery
+
+    of_app = of_celery.checks(durable, lambda: _due(database))
+    # What the app declares is known once its modules are loaded, which is a check of its own: the settings come first.
+    return [
+        *(check for check in of_app if check.room == of_celery.SETTINGS_ROOM),
+        *of_database.checks(database, grace_seconds=of_celery.grace_seconds(durable)),
+        *work.checks(database, lambda: of_celery.installation(durable)),
+        *(check for check in of_app if check.room != of_celery.SETTINGS_ROOM),
+        *process.checks(),
+    ]
+
+
+def _due(database: Database) -> set[str]:
+    with of_database.looking(database) as connection:
+        return work.due_queues(connection)
+
+
+def _print(out: Output, made: Examination, verbose: bool) -> None:
+    """The worst first, with its mend below; what is well only where it was asked for."""
+    shown = [Status.FAIL, Status.WARN, *([Status.PASS] if verbose else [])]
+    findings: list[Finding] = [finding for status in shown for finding in made.of(status)]
+    width = max((len(finding.check) for finding in findings), default=0)
+    for finding in findings:
+        code = "" if finding.status is Status.PASS else f"  [{finding.reason}]"
+        out.line(f"{MARKS[finding.status]:<4}  {finding.check:<{width}}  {finding.observed}{code}")
+        if finding.fix:
+            out.line(f"{'':<4}  {'':<{width}}  mend: {finding.fix}")
+    if findings:
+        out.line()
+    if made.skipped:
+        whys = sorted(set(made.skipped.values()))
+        for why in whys:
+            out.line(f"not looked at: {', '.join(c for c, w in made.skipped.items() if w == why)} ({why})")
+    counts = {status: len(made.of(status)) for status in Status}
+    out.line(f"{counts[Status.FAIL]} failed, {counts[Status.WARN]} to mind, {counts[Status.PASS]} well")

@@ -1,0 +1,206 @@
+"""The work itself: whether the sweeps run, and what waits for a deploy or for a person."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC
+from zoneinfo import ZoneInfo
+
+from sqlalchemy import Connection
+
+from durable_core.database.connections import Database
+from durable_core.database.migrate import found as found_revision
+from durable_core.database.statements import beside
+from durable_core.database.transactions import Row, run
+from durable_core.deliveries import paused, read
+from durable_core.doctor.database import ROOM, inside
+from durable_core.doctor.findings import Check, Finding, Reason, found, or_well, well
+from durable_core.sweeps import BY_A_WORKER, Sweep, is_late, loops
+
+_statements = beside(__file__)
+
+LOOKED_AT = 2000
+"""Of each queue so many due rows are looked at, those that have waited longest."""
+
+SCHEDULES_SINCE = "0003"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """
+    What the code at hand knows. `kinds` and `periodic` are None where no app was loaded: then nothing is undeclared.
+    """
+
+    sweeps: tuple[Sweep, ...]
+    kinds: Collection[str] | None = None
+    periodic: Collection[str] | None = None
+
+
+def checks(database: Database, installation: Callable[[], Installation]) -> list[Check]:
+    """They are behind the gate of the schema, in the same room. The installation is asked when its turn comes."""
+
+    def check(name: str, look: Callable[[Connection], Iterable[Finding]]) -> Check:
+        return Check(name, ROOM, inside(database, look))
+
+    return [
+        check("sweeps", lambda connection: sweeps(connection, installation().sweeps)),
+        check("waiting", lambda connection: waiting(connection, installation().kinds)),
+        check("ended", ended),
+        check("pauses", pauses),
+        check("schedules", lambda connection: schedules(connection, installation().periodic)),
+    ]
+
+
+def sweeps(connection: Connection, wanted: Iterable[Sweep]) -> Iterator[Finding]:
+    """Whether each began lately, ended well, and was driven by a beat."""
+    rows = {row["name"]: row for row in loops(connection)}
+    for sweep in wanted:
+        row = rows.get(sweep.name)
+        age = None if row is None else float(row["age_seconds"])
+        by_a_worker = row is not None and (row["host"] or "").endswith(BY_A_WORKER)
+        if is_late(age, sweep.interval):
+            since = "has never begun" if age is None else f"last began {age:.0f} s ago"
+            if age is not None and age < 0:
+                since = f"last began {-age:.0f} s ahead of the database's clock, which was set back"
+            yield found(
+                "sweeps", Reason.SWEEP_LATE, f"{sweep.name} {since}, and is to every {sweep.interval:g} s",
+                "start a beat (celery -A … beat) and a worker that reads durable.control",
+            )  # fmt: skip
+        elif by_a_worker:
+            yield found(
+                "sweeps", Reason.SWEEP_BY_A_WORKER, f"{sweep.name} was last run by a worker, to the rescue",
+                "start a beat (celery -A … beat) and a worker that reads durable.control",
+            )  # fmt: skip
+        if row is not None and row["error"] is not None:
+            yield found(
+                "sweeps", Reason.SWEEP_FAILED, f"{sweep.name} ended with an error: {row['error']}",
+                "mend what the error names; the sweep tries again by itself",
+            )  # fmt: skip
+        elif row is not None and not is_late(age, sweep.interval) and not by_a_worker:
+            yield well("sweeps", f"{sweep.name} began {age:.0f} s ago on {row['host'] or 'a host unknown'}")
+    for row in run(connection, _statements.hold):
+        yield found(
+            "sweeps", Reason.SWEEP_HELD_BACK, f"reap takes nothing for another {row['seconds']:.0f} s, after an outage",
+            "nothing: live workers beat first; ask again in a minute",
+        )  # fmt: skip
+
+
+def waiting(connection: Connection, known: Collection[str] | None) -> list[Finding]:
+    """Due rows that no deploy has the code for, and rows that a sweep put aside."""
+    rows = run(connection, _statements.waiting, most=LOOKED_AT)
+    held = [*(row for row in rows if row["held"]), *run(connection, _statements.held)]
+    return or_well(
+        [*_remarked(rows), *_undeclared(rows, known), *_held(held)],
+        "waiting", f"of the {LOOKED_AT} longest due of each queue, none waits for code or for a person",
+    )  # fmt: skip
+
+
+def _remarked(rows: Iterable[Row]) -> Iterator[Finding]:
+    for row in rows:
+        kind, queue = row["kind"], row["queue"]
+        if row["held"]:
+            continue  # told below
+        if row["waiting_for"] == "handler":
+            yield found(
+                "waiting", Reason.WAITING_FOR_HANDLER,
+                f"{_rows(row['rows'])} of {kind} met a worker without its code, on queue {queue}",
+                f"deploy the code of {kind} to the workers that read {queue}",
+            )  # fmt: skip
+        elif row["waiting_for"] == "arguments":
+            yield found(
+                "waiting", Reason.WAITING_FOR_ARGUMENTS,
+                f"{_rows(row['rows'])} of {kind} have other arguments than its handler takes, on queue {queue}",
+                f"deploy the {kind} that takes them; durable deliveries list --kind {kind} shows them",
+            )  # fmt: skip
+
+
+def _undeclared(rows: Iterable[Row], known: Collection[str] | None) -> Iterator[Finding]:
+    for kind, count in _by_kind(row for row in rows if known is not None and row["kind"] not in known):
+        yield found(
+            "waiting", Reason.KIND_UNDECLARED, f"{_rows(count)} of {kind} are due, and this app declares no such kind",
+            f"import the module that declares {kind}, or name the app that does with -A",
+        )  # fmt: skip
+
+
+def _held(rows: Iterable[Row]) -> Iterator[Finding]:
+    for kind, count in _by_kind(rows):
+        yield found(
+            "waiting", Reason.HELD_ROWS, f"{_rows(count)} of {kind} made a sweep fail and are passed over",
+            f"durable deliveries list --kind {kind}, mend the cause, then: durable deliveries release ID",
+        )  # fmt: skip
+
+
+def _by_kind(rows: Iterable[Row]) -> list[tuple[str, int]]:
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts[row["kind"]] += row["rows"]
+    return sorted(counts.items())
+
+
+def due_queues(connection: Connection) -> set[str]:
+    """The queues in which a row is due."""
+    return {row["queue"] for row in run(connection, _statements.waiting, most=1)}
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count}{'+' if count >= LOOKED_AT else ''} rows"
+
+
+def ended(connection: Connection) -> list[Finding]:
+    """What was given up, and waits for a person."""
+    counts = read.ended(connection)
+    return or_well(
+        (
+            found(
+                "ended", reason, f"{counts[state]}{'+' if counts[state] >= read.COUNT_LIMIT else ''} {state}",
+                f"durable deliveries list --state {state}, then redrive or discard them",
+            )
+            for state, reason in (("dead", Reason.DEAD_DELIVERIES), ("failed", Reason.FAILED_DELIVERIES))
+            if counts[state]
+        ),
+        "ended", "nothing is dead or failed",
+    )  # fmt: skip
+
+
+def pauses(connection: Connection) -> list[Finding]:
+    """What is paused, by whom, and why."""
+    return or_well(map(_paused, paused.pauses(connection)), "pauses", "nothing is paused")
+
+
+def _paused(pause: paused.Pause) -> Finding:
+    until = "" if pause.until is None else f" until {pause.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return found(
+        "pauses", Reason.PAUSED, f"{pause.what} {pause.name} is paused{until} by {pause.by}: {pause.reason}",
+        f"durable resume --{pause.what} {pause.name} --by …",
+    )  # fmt: skip
+
+
+def schedules(connection: Connection, declared: Collection[str] | None) -> list[Finding]:
+    """Whether every schedule can be followed here."""
+    at = found_revision(connection)
+    rows = run(connection, _statements.schedules) if at is not None and at >= SCHEDULES_SINCE else []
+    findings = [finding for row in rows for finding in _of_schedule(row, declared)]
+    return or_well(findings, "schedules", f"{len(rows)}, in zones that this machine knows")
+
+
+def _of_schedule(row: Row, declared: Collection[str] | None) -> Iterator[Finding]:
+    kind = row["kind"]
+    try:
+        ZoneInfo(row["timezone"])
+    except (KeyError, ValueError, OSError):
+        yield found(
+            "schedules", Reason.TIMEZONE_UNKNOWN, f"{kind} follows {row['timezone']}, which this machine lacks",
+            "pip install --upgrade tzdata, or correct the zone in its declaration",
+        )  # fmt: skip
+    if declared is not None and kind not in declared:
+        yield found(
+            "schedules", Reason.SCHEDULE_UNDECLARED, f"{kind} has a schedule, and this app declares no such kind",
+            f"import the module that declares {kind}, or: durable cron pause {kind} --by … --reason …",
+        )  # fmt: skip
+    if row["is_paused"]:
+        yield found(
+            "schedules", Reason.SCHEDULE_PAUSED, f"{kind} is paused by {row['paused_by']}: {row['paused_reason']}",
+            f"durable cron resume {kind} --by …",
+        )  # fmt: skip
