@@ -1,35 +1,41 @@
 """Durable work for teams that already run Celery and Postgres."""
 
-from durable_core import deliveries
-from durable_core.deliveries.declare import AsyncStep, DeliveryKind, Step, delivery
-from durable_core.deliveries.enqueue import enqueue_by_name, enqueue_many
-from durable_core.deliveries.rows import Ref
-from durable_core.errors import (
-    ClaimLost,
-    DefinitionError,
-    DurableError,
-    EffectEscaped,
-    GiveUp,
-    IdempotencyConflict,
-    IllegalMove,
-    InvalidArguments,
-    InvalidOption,
-    KeyInFlight,
-    KeyTaken,
-    NotFound,
-    Retry,
-    RowBusy,
-    SchemaAhead,
-    SchemaBehind,
-    Snooze,
-    StepTransactionOwned,
-    UnknownHandler,
-    UnsupportedTransaction,
-)
-from durable_core.retry import Backoff
-from durable_core.secrets import Secret
-from durable_core.states import DeliveryState
-from durable_core.wakes import wake
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from durable_core import deliveries
+    from durable_core.deliveries.declare import AsyncStep, DeliveryKind, Step, delivery
+    from durable_core.deliveries.enqueue import enqueue_by_name, enqueue_many
+    from durable_core.deliveries.rows import Ref
+    from durable_core.errors import (
+        ClaimLost,
+        DefinitionError,
+        DurableError,
+        EffectEscaped,
+        GiveUp,
+        IdempotencyConflict,
+        IllegalMove,
+        InvalidArguments,
+        InvalidOption,
+        KeyInFlight,
+        KeyTaken,
+        NotFound,
+        Retry,
+        RowBusy,
+        SchemaAhead,
+        SchemaBehind,
+        Snooze,
+        StepTransactionOwned,
+        UnknownHandler,
+        UnsupportedTransaction,
+    )
+    from durable_core.retry import Backoff
+    from durable_core.secrets import Secret
+    from durable_core.states import DeliveryState
+    from durable_core.wakes import wake
 
 __version__ = "0.1.0"
 
@@ -67,3 +73,67 @@ __all__ = [
     "enqueue_many",
     "wake",
 ]  # fmt: skip
+
+_NAMES = {
+    "durable_core.deliveries.declare": (
+        "AsyncStep",
+        "DeliveryKind",
+        "Step",
+        "delivery",
+    ),
+    "durable_core.deliveries.enqueue": (
+        "enqueue_by_name",
+        "enqueue_many",
+    ),
+    "durable_core.deliveries.rows": ("Ref",),
+    "durable_core.errors": (
+        "ClaimLost",
+        "DefinitionError",
+        "DurableError",
+        "EffectEscaped",
+        "GiveUp",
+        "IdempotencyConflict",
+        "IllegalMove",
+        "InvalidArguments",
+        "InvalidOption",
+        "KeyInFlight",
+        "KeyTaken",
+        "NotFound",
+        "Retry",
+        "RowBusy",
+        "SchemaAhead",
+        "SchemaBehind",
+        "Snooze",
+        "StepTransactionOwned",
+        "UnknownHandler",
+        "UnsupportedTransaction",
+    ),
+    "durable_core.retry": ("Backoff",),
+    "durable_core.secrets": ("Secret",),
+    "durable_core.states": ("DeliveryState",),
+    "durable_core.wakes": ("wake",),
+}
+"""Where each name comes from. Each is imported when it is first asked for: a container that asks every ten seconds
+whether its worker lives does not import SQLAlchemy for it."""
+
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_"):
+        # `import durable_core` has always been enough for durable_core.deliveries.
+        module = f"{__name__}.{name}"
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -170,7 +170,7 @@ def test_every_durable_command_parses() -> None:
 
 def test_every_celery_command_parses_and_its_app_loads() -> None:
     lines = [line[1:] for name in OURS for line in lines_of(name) if line[0] == "celery"]
-    assert len(lines) == 6
+    assert len(lines) == 4
     assert all(line[:2] == ["-A", "tasks"] for line in lines)
     environment = {**os.environ, **filled(SERVICES["flower"]["environment"])}
     done = subprocess.run(
@@ -193,8 +193,9 @@ def test_the_python_of_a_health_check_compiles() -> None:
     for name in OURS:
         for line in lines_of(name):
             if line[0] == "python":
-                assert line[1] == "-c"
-                compile(line[2], name, "exec")
+                assert line[1] == "-c" or line[1:3] == ["-m", "durable_core.probe"]
+                if line[1] == "-c":
+                    compile(line[2], name, "exec")
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -291,3 +292,16 @@ def test_bases_are_pinned_and_packages_checked_against_the_lock() -> None:
 def test_the_images_own_command_is_the_workers() -> None:
     (command,) = [json.loads(rest) for word, rest in instructions() if word == "CMD"]
     assert command[:4] == ["celery", "-A", "tasks", "worker"]
+
+
+@pytest.mark.parametrize("name", ["worker", "control"])
+def test_the_probe_of_a_worker_asks_for_that_worker_and_asks_no_server(name: str, tmp_path: Path) -> None:
+    command, line = lines_of(name)
+    (hostname,) = [word.removeprefix("--hostname=") for word in command if word.startswith("--hostname=")]
+    assert line[:3] == ["python", "-m", "durable_core.probe"]
+    done = subprocess.run(
+        [sys.executable, *line[1:]], capture_output=True, text=True, timeout=60, cwd=ROOT,
+        env={**os.environ, "DURABLE_PULSE_FOLDER": str(tmp_path), "DURABLE_DATABASE_URL": "postgresql://nowhere:1/x"},
+    )  # fmt: skip
+    assert done.returncode == 6
+    assert f"no pulse of {hostname.split('@')[0]} in {tmp_path}" in done.stdout

@@ -24,7 +24,7 @@ SQL_FILES = sorted(PACKAGE.rglob("*.sql"))
 
 # From the words, which know nothing, to what drives everything. A module imports its own layer and those before it.
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "states", "retry", "secrets", "arguments", "kinds"),
+    ("errors", "states", "retry", "secrets", "arguments", "kinds", "pulse"),
     ("database",),
     ("wakes", "tracing", "logging"),
     ("claims",),
@@ -34,7 +34,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("doctor",),
     ("celery_binding",),
     ("ready", "local", "testing", "exporter"),
-    ("demo", "proof", "cli"),
+    ("demo", "proof", "cli", "probe"),
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BROKER = {"celery", "kombu", "billiard", "redis"}

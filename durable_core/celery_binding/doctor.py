@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from kombu import Connection
@@ -10,7 +10,7 @@ from kombu import Connection
 from durable_core import kinds
 from durable_core.celery_binding.durable import Durable
 from durable_core.celery_binding.publish import QUEUE_PREFIX
-from durable_core.celery_binding.transport import is_guarded
+from durable_core.celery_binding.transport import guarded, is_guarded, register
 from durable_core.doctor.findings import Check, Finding, Reason, found, or_well, well
 from durable_core.doctor.work import Installation
 from durable_core.errors import DefinitionError
@@ -171,7 +171,12 @@ def _of_celery(conf: Any) -> Iterator[Finding]:
 
 def broker(durable: Durable) -> Iterator[Finding]:
     """Whether the broker answers, through the guard."""
-    with _bounded(durable) as connection:
+    return answers(bounded(durable))
+
+
+def answers(broker: Connection) -> Iterator[Finding]:
+    """The same of a connection that is not open yet."""
+    with broker as connection:
         transport: Any = connection.transport
         try:
             connection.connect()
@@ -200,7 +205,7 @@ def broker(durable: Durable) -> Iterator[Finding]:
 
 def broker_server(durable: Durable) -> list[Finding]:
     """Whether it keeps what it is given."""
-    with _bounded(durable) as connection:
+    with bounded(durable) as connection:
         transport: Any = connection.transport
         if transport.driver_type != "redis":
             return [well("broker_server", "not looked at: it is no Redis")]
@@ -232,16 +237,35 @@ def _of_redis(facts: Mapping[str, Any], policy: str) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _bounded(durable: Durable) -> Connection:
+_BOUNDS: dict[str, Any] = {
+    "connect_timeout": BROKER_SECONDS,
+    "transport_options": {
+        "socket_timeout": BROKER_SECONDS,
+        "socket_connect_timeout": BROKER_SECONDS,
+        "retry_on_timeout": False,
+        "max_retries": 0,
+    },
+}
+
+
+def bounded(durable: Durable) -> Connection:
+    """A connection to the app's broker, not open yet, that waits for nothing longer than BROKER_SECONDS."""
     app: Any = durable.app
-    connection: Connection = app.connection_for_read(
-        connect_timeout=BROKER_SECONDS,
-        transport_options={
-            "socket_timeout": BROKER_SECONDS, "socket_connect_timeout": BROKER_SECONDS, "retry_on_timeout": False,
-            "max_retries": 0,
-        },
-    )  # fmt: skip
+    connection: Connection = app.connection_for_read(**_BOUNDS)
     return connection
+
+
+def bounded_at(url: str) -> Connection:
+    """The same to the Redis of this address, behind the guard."""
+    register()
+    return Connection(guarded(url), **_BOUNDS)
+
+
+def lying(broker: Connection, queues: Iterable[str]) -> dict[str, int]:
+    """How many messages lie in each of these queues. Raises what the broker raises."""
+    with broker as connection:
+        channel: Any = connection.default_channel
+        return {queue: channel.queue_declare(queue=queue, durable=True).message_count for queue in queues}
 
 
 def workers(durable: Durable, due_queues: DueQueues) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 
 from durable_core import kinds, tracing, wakes
-from durable_core.celery_binding import tasks, transport, workers
+from durable_core.celery_binding import pulse, tasks, transport, workers
 from durable_core.celery_binding.durable import Durable
 from durable_core.database.statements import use_schema
 from durable_core.errors import NotInstalled
@@ -35,6 +35,7 @@ def install(app: Celery) -> Durable:
         tasks.register_kind(durable, kind)
     kinds.deliveries.when_added(lambda kind: tasks.register_kind(durable, kind))
     workers.connect(durable)
+    pulse.connect(durable)
     wakes.use_carrier(durable.carrier)
     # Asked at the first statement, for a process that only enqueues reads no other setting.
     use_schema(lambda: durable.settings.schema)

@@ -29,6 +29,7 @@ from durable_core.cli.find import find_, why_
 from durable_core.cli.journal import journal
 from durable_core.cli.output import ANSWERED, Output, masked
 from durable_core.cli.pauses import pause, pauses, resume
+from durable_core.cli.probe import probe
 from durable_core.cli.queues import kinds, queues
 from durable_core.cli.report import report
 from durable_core.cli.status import status
@@ -127,14 +128,8 @@ def version(as_json: bool) -> None:
         out.facts(versions.items())
 
 
-for command in (migrate, status, doctor, deliveries, cron, pause, resume, pauses, up, env, demo, version):
+for command in (
+    migrate, status, doctor, probe, deliveries, find_, why_, errors, queues, kinds, journal, cron, pause, resume,
+    pauses, exporter, config, report, up, env, demo, version,
+):  # fmt: skip
     main.add_command(command)
-main.add_command(find_)
-main.add_command(why_)
-main.add_command(journal)
-main.add_command(errors)
-main.add_command(queues)
-main.add_command(kinds)
-main.add_command(config)
-main.add_command(report)
-main.add_command(exporter)

@@ -2,8 +2,9 @@
 
 import json
 import os
+import time
 
-from celery import Celery
+from celery import Celery, signals
 
 from durable_core.celery_binding import install
 from durable_core.celery_binding.transport import guarded
@@ -21,3 +22,9 @@ if "SHOP_POINTS" in os.environ:
     points.connect(shop.pause)
 if "SHOP_BUSY_PARENT" in os.environ:
     points.keep_the_parent_busy(shop.engine())
+if "SHOP_HANGS" in os.environ:
+
+    @signals.worker_ready.connect(weak=False)
+    def hang(**_: object) -> None:
+        """The host's own code, in the main loop."""
+        time.sleep(float(os.environ["SHOP_HANGS"]))

@@ -4,7 +4,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import Result
@@ -12,6 +11,7 @@ from sqlalchemy import Engine, text
 
 from durable_core.doctor.findings import FAILS, Reason
 from durable_core.local.services import Addresses
+from durable_core.pulse import CONSUMING, Verdict
 from durable_core.sweeps import SWEEPS
 from durable_core.testing import create_database, drop_database, migrated
 from tests.cli.conftest import process, value_of
@@ -131,9 +131,15 @@ def test_every_reason_has_its_row_in_the_page(reason: Reason) -> None:
     assert mend
 
 
-def test_the_page_has_no_reason_that_is_not_in_the_source() -> None:
-    codes: set[Any] = {code for code in rows_of_page() if not code.startswith("PROBE_")}
-    assert codes == set(Reason) - {Reason.OK}
+def test_the_page_has_no_code_that_is_not_in_the_source() -> None:
+    assert set(rows_of_page()) == (set(Reason) - {Reason.OK}) | set(Verdict)
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_every_verdict_of_a_probe_has_its_row_in_the_page(verdict: Verdict) -> None:
+    live, ready, means = rows_of_page()[verdict]
+    assert (live[0], ready) == ("6" if verdict.startswith("PULSE_") else "0", "0" if verdict in CONSUMING else "6")
+    assert means
 
 
 @pytest.mark.parametrize("reason", [reason for reason in Reason if reason is not Reason.OK])

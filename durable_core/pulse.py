@@ -1,0 +1,235 @@
+"""
+The pulse of a worker: a small file that its main process writes anew every two seconds, and what can be read off it.
+
+It tells a worker that is idle from one that is alive and consumes nothing, and asks neither Postgres nor the broker for
+it. Nothing but the standard library is imported here: a container asks every ten seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from urllib.parse import quote
+
+FOLDER_VARIABLE = "DURABLE_PULSE_FOLDER"
+
+WRITTEN_EVERY = 2.0
+STOPPED_AFTER = 15.0
+"""A pulse that is older: its process is stopped or gone, or its machine swaps."""
+STUCK_AFTER = 15.0
+"""A main loop that has not turned for so long consumes nothing."""
+LOST_AFTER = 60.0
+"""And after so long, where it does not wait for its broker, it will not come back by itself."""
+UNTAKEN_AFTER = 15.0
+"""Messages that lie for a worker with a free slot, which took none for so long, will not be taken."""
+
+
+class State(StrEnum):
+    """Where the worker's consumer stands, by its own account."""
+
+    STARTING = "starting"
+    CONSUMING = "consuming"
+    RECONNECTING = "reconnecting"
+    ENDING = "ending"
+
+
+class Verdict(StrEnum):
+    """What a pulse says; stable, and meant for programs. `docs/doctor.md` tells what each means."""
+
+    IDLE = "IDLE"
+    BUSY = "BUSY"
+    BROKER_AWAITED = "BROKER_AWAITED"
+    BROKER_LOST = "BROKER_LOST"
+    ENDING = "ENDING"
+    BROKER_SILENT = "BROKER_SILENT"
+    LOOP_STUCK = "LOOP_STUCK"
+    MESSAGES_LIE = "MESSAGES_LIE"
+    PULSE_STOPPED = "PULSE_STOPPED"
+    PULSE_MISSING = "PULSE_MISSING"
+
+
+CONSUMING = frozenset({Verdict.IDLE, Verdict.BUSY})
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What a worker says of itself. Instants are `time.monotonic()`, which all processes of a machine share."""
+
+    worker: str
+    pid: int
+    at: float
+    state: State
+    since: float
+    """When this state began."""
+    turned_at: float | None
+    """When the main loop last turned; None where it cannot tell, as under gevent."""
+    runs_tasks_itself: bool
+    """A solo pool: while a task runs, the loop does not turn."""
+    waits_for_broker: bool
+    """Whether the main loop was inside the broker's client when this was written."""
+    active: int
+    slots: int
+    taken_at: float
+    """When it last took a message; its start, before the first."""
+    queues: tuple[str, ...]
+
+    @property
+    def free(self) -> bool:
+        """Whether it has a slot for one more."""
+        return self.active < self.slots
+
+
+@dataclass(frozen=True)
+class Read:
+    """A pulse as it was judged. `live`: leave the process alone. `says` is one sentence for people."""
+
+    worker: str
+    verdict: Verdict
+    live: bool
+    says: str
+    pulse: Pulse | None = None
+
+    @property
+    def consuming(self) -> bool:
+        return self.verdict in CONSUMING
+
+
+class NoFolder(OSError):
+    """The folder of the pulses is not ours alone."""
+
+
+def folder() -> Path:
+    """Where the pulses of this user's workers are."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    return Path(named) if named else Path(tempfile.gettempdir()) / f"durable-{getattr(os, 'getuid', lambda: 0)()}"
+
+
+def made_folder() -> Path:
+    """The same, made where it is missing. Raises OSError; NoFolder where another user could put files there."""
+    place = folder()
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = place.lstat()
+    ours = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+    if not stat.S_ISDIR(found.st_mode) or not ours or found.st_mode & 0o022:
+        raise NoFolder(f"{place} is not a folder of this user alone; name another in {FOLDER_VARIABLE}")
+    return place
+
+
+def file_of(worker: str, place: Path) -> Path:
+    return place / f"{quote(worker, safe='@')}.json"
+
+
+def write(pulse: Pulse, place: Path) -> None:
+    """Write it whole, or not at all. Raises OSError."""
+    path = file_of(pulse.worker, place)
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.write_text(json.dumps(asdict(pulse)), encoding="utf-8")
+    fresh.replace(path)
+
+
+def forget(worker: str, place: Path) -> None:
+    """The worker has ended in order."""
+    try:
+        file_of(worker, place).unlink(missing_ok=True)
+    except OSError:
+        pass  # it grows old, and says the same
+
+
+def read_all() -> list[Pulse]:
+    """The pulses of this user's workers on this machine, old ones too."""
+    found = []
+    try:
+        paths = sorted(folder().glob("*.json"))
+    except OSError:
+        return []
+    for path in paths:
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            known = {field.name: facts[field.name] for field in fields(Pulse)}
+            found.append(Pulse(**{**known, "state": State(facts["state"]), "queues": tuple(facts["queues"])}))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # it was just taken away, or is no pulse of ours
+    return found
+
+
+def named(pulses: Iterable[Pulse], worker: str | None) -> list[Pulse]:
+    """Those of a worker, by its whole name (`mail@host`) or by the part before the `@`."""
+    return [one for one in pulses if worker is None or worker in (one.worker, one.worker.split("@", 1)[0])]
+
+
+def judged(worker: str | None) -> list[Read]:
+    """How the named worker is, or every worker that has a pulse here. Never empty: none is a verdict too."""
+    pulses = named(read_all(), worker)
+    if not pulses:
+        who = worker or "a worker"
+        says = f"no pulse of {who} in {folder()}: it has not started, has ended, or runs elsewhere or as another user"
+        return [Read(worker or "", Verdict.PULSE_MISSING, False, says)]
+    return [judge(pulse, time.monotonic()) for pulse in pulses]
+
+
+def judge(pulse: Pulse, now: float) -> Read:
+    """What this pulse says at this instant."""
+    age = now - pulse.at
+    if age > STOPPED_AFTER or age < 0:
+        # Below nought: it was written before the machine last started.
+        what = "is stopped, or hangs" if age > 0 and _runs(pulse.pid) else "is gone"
+        return _read(pulse, Verdict.PULSE_STOPPED, False, f"process {pulse.pid} {what}: its pulse is {_age(age)} old")
+    lasts = now - pulse.since
+    if pulse.state is State.STARTING:
+        return _read(pulse, Verdict.BROKER_AWAITED, True, f"alive, and waits for its broker since {_age(lasts)}")
+    if pulse.state is State.RECONNECTING:
+        says = f"alive but not consuming: it lost its broker {_age(lasts)} ago and tries again"
+        return _read(pulse, Verdict.BROKER_LOST, True, says)
+    if pulse.state is State.ENDING:
+        return _read(pulse, Verdict.ENDING, True, f"it was told to end {_age(lasts)} ago, and lets its handlers end")
+    still = 0.0 if pulse.turned_at is None else now - pulse.turned_at
+    if still > STUCK_AFTER and not (pulse.runs_tasks_itself and pulse.active):
+        if pulse.waits_for_broker:
+            says = f"alive but not consuming: it waits for a broker that is silent for {_age(still)}"
+            return _read(pulse, Verdict.BROKER_SILENT, True, says)
+        says = f"alive but not consuming: its main loop has not turned for {_age(still)}"
+        return _read(pulse, Verdict.LOOP_STUCK, still <= LOST_AFTER, says)
+    if pulse.active:
+        return _read(pulse, Verdict.BUSY, True, f"at work in {pulse.active} of {pulse.slots} slots")
+    return _read(pulse, Verdict.IDLE, True, f"idle; it reads {', '.join(pulse.queues) or 'no queue'}")
+
+
+def with_lying(read: Read, lying: dict[str, int]) -> Read:
+    """The same, now that somebody has counted what lies in its queues."""
+    pulse = read.pulse
+    if pulse is None or not read.consuming or not pulse.free:
+        return read
+    untaken = pulse.at - pulse.taken_at
+    waiting = {queue: count for queue, count in lying.items() if queue in pulse.queues and count}
+    if not waiting or untaken <= UNTAKEN_AFTER:
+        return read
+    says = (
+        f"alive but not consuming: it has a free slot and took nothing for {_age(untaken)}, while messages lie in "
+        f"{', '.join(sorted(waiting))}"
+    )
+    return _read(pulse, Verdict.MESSAGES_LIE, True, says)
+
+
+def _read(pulse: Pulse, verdict: Verdict, live: bool, says: str) -> Read:
+    return Read(pulse.worker, verdict, live, f"{pulse.worker}: {says}", pulse)
+
+
+def _age(seconds: float) -> str:
+    return f"{seconds:.0f} s"
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # it is another user's now
+    return True
