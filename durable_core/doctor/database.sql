@@ -2,10 +2,9 @@
 
 -- name: bound
 -- before: a transaction that has read nothing yet
--- after:  it cannot write, and no statement of it runs, or waits for a lock, longer than this
+-- after:  it cannot write, and no statement of it runs longer than this, its waits for locks included
 select set_config('transaction_read_only', 'on', true) as read_only,
-    set_config('statement_timeout', cast(:milliseconds as text), true) as statement_timeout,
-    set_config('lock_timeout', cast(:milliseconds as text), true) as lock_timeout
+    set_config('statement_timeout', cast(:milliseconds as text), true) as statement_timeout
 
 -- name: server
 select current_setting('server_version') as version,
