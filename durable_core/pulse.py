@@ -27,6 +27,8 @@ STUCK_AFTER = 15.0
 """A main loop that has not turned for so long consumes nothing."""
 LOST_AFTER = 60.0
 """And after so long, where it does not wait for its broker, it will not come back by itself."""
+FORGOTTEN_AFTER = 3600.0
+"""The pulse of a process that is gone for so long tells nobody anything; the next worker here takes it away."""
 UNTAKEN_AFTER = 15.0
 """Messages that lie for a worker with a free slot, which took none for so long, will not be taken."""
 
@@ -140,6 +142,14 @@ def forget(worker: str, place: Path) -> None:
         file_of(worker, place).unlink(missing_ok=True)
     except OSError:
         pass  # it grows old, and says the same
+
+
+def tidy(place: Path) -> None:
+    """Forget workers that were killed long ago, or before the machine last started, and never came back."""
+    for pulse in read_all():
+        age = time.monotonic() - pulse.at
+        if not 0 <= age <= FORGOTTEN_AFTER and not _runs(pulse.pid):
+            forget(pulse.worker, place)
 
 
 def read_all() -> list[Pulse]:

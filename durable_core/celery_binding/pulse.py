@@ -49,6 +49,7 @@ class Heart:
     def start(self) -> None:
         try:
             self._folder = pulse.made_folder()
+            pulse.tidy(self._folder)
         except OSError as error:
             log.warning("pulse_not_written", extra={"error": str(error)[:300]})
             return

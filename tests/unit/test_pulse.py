@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -96,6 +97,18 @@ def test_a_pulse_is_found_by_its_whole_name_and_by_its_first_part(place):
     assert [one.worker for one in pulse.read_all()] == ["slow/../odd@box"]
 
 
+def test_workers_that_were_killed_long_ago_are_forgotten_and_nobody_else(place):
+    now, gone = time.monotonic(), 2**22 + 1
+    place = pulse.made_folder()
+    for name, at, pid in (
+        ("lives", now, os.getpid()), ("hangs", now - 4000, os.getpid()), ("killed", now - 3000, gone),
+        ("forgotten", now - 4000, gone), ("before", now + 4000, gone),
+    ):  # fmt: skip
+        pulse.write(replace(IDLE, worker=name, at=at, pid=pid), place)
+    pulse.tidy(place)
+    assert {one.worker for one in pulse.read_all()} == {"lives", "hangs", "killed"}
+
+
 def test_what_is_no_pulse_is_passed_over(place):
     pulse.made_folder()
     (place / "a.json").write_text("{")
@@ -129,8 +142,6 @@ def run_module(*line, program="-m"):
 
 
 def test_the_quick_form_answers_in_one_line_and_with_its_exit_code():
-    import time
-
     missing = run_module("--live", "--worker", "mail")
     assert (missing.returncode, len(missing.stdout.splitlines())) == (6, 1)
     assert "[PULSE_MISSING]" in missing.stdout
