@@ -141,8 +141,8 @@ def connect(durable: Durable) -> None:
         requires = ("celery.worker.components:Pool",)
 
         def start(self, parent: Any) -> None:
-            parent.durable_heart = Heart(parent)
-            parent.durable_heart.start()
+            parent._durable_heart = Heart(parent)
+            parent._durable_heart.start()
 
         def stop(self, parent: Any) -> None:
             """Nothing yet: handlers may still end, and a worker that lets them is alive."""
@@ -168,7 +168,7 @@ def connect(durable: Durable) -> None:
         shutdown = stop
 
     def ends(sender: Any = None, **_: Any) -> None:
-        heart = getattr(sender, "durable_heart", None)
+        heart = getattr(sender, "_durable_heart", None)
         if getattr(sender, "app", None) is app and heart is not None:
             heart.stop()
 

@@ -14,6 +14,7 @@ from durable_core.cli.up import FLOWER_AUTH_VARIABLE
 from durable_core.cli.where import Where, load_app, options
 from durable_core.database import environment
 from durable_core.database.environment import SCHEMA_VARIABLE
+from durable_core.pulse import FOLDER_VARIABLE as PULSE_FOLDER_VARIABLE
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -22,7 +23,13 @@ PREFIX = "DURABLE_"
 MASK = "***"
 
 ADDRESSES = (environment.DATABASE_VARIABLE, environment.REDIS_VARIABLE)
-PLAIN = (environment.SCHEMA_VARIABLE, environment.PRIVATE_TARGETS_VARIABLE)
+PLAIN = (
+    environment.SCHEMA_VARIABLE,
+    environment.PRIVATE_TARGETS_VARIABLE,
+    environment.EXPORTER_HOST_VARIABLE,
+    environment.EXPORTER_PORT_VARIABLE,
+    PULSE_FOLDER_VARIABLE,
+)
 """Variables that hold no secret. Of an address the password is masked, and any other variable is masked whole."""
 
 OWN = ("DURABLE_UP", "DURABLE_OWNER", "DURABLE_DEMO_")
@@ -104,7 +111,7 @@ def configured(where: Where) -> Config:
 def variables() -> list[str]:
     """The environment variables that anything here reads."""
     named = {value for name, value in vars(environment).items() if name.endswith("_VARIABLE")}
-    return sorted({*named, FLOWER_AUTH_VARIABLE})
+    return sorted({*named, FLOWER_AUTH_VARIABLE, PULSE_FOLDER_VARIABLE})
 
 
 def _app(where: Where) -> Celery:

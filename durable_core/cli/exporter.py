@@ -11,9 +11,8 @@ from durable_core.cli import exits
 from durable_core.cli.exits import CommandError
 from durable_core.cli.output import Output, note
 from durable_core.cli.where import Where, options
+from durable_core.database.environment import EXPORTER_HOST_VARIABLE, EXPORTER_PORT_VARIABLE
 
-HOST_VARIABLE = "DURABLE_EXPORTER_HOST"
-PORT_VARIABLE = "DURABLE_EXPORTER_PORT"
 DEFAULT_PORT = 9830
 
 
@@ -32,12 +31,13 @@ class AddressNotUsable(CommandError):
 @click.command()
 @options
 @click.option(
-    "--host", envvar=HOST_VARIABLE, show_envvar=True, default="127.0.0.1", show_default=True, metavar="ADDRESS",
+    "--host", envvar=EXPORTER_HOST_VARIABLE, show_envvar=True, default="127.0.0.1", show_default=True,
+    metavar="ADDRESS",
     help="Where to listen. The page has no password: keep it on loopback, or in a network of your own.",
 )  # fmt: skip
 @click.option(
-    "--port", envvar=[PORT_VARIABLE, "PORT"], show_envvar=True, type=click.IntRange(0, 65535), default=DEFAULT_PORT,
-    show_default=True, metavar="PORT", help="The port; 0 for any that is free.",
+    "--port", envvar=[EXPORTER_PORT_VARIABLE, "PORT"], show_envvar=True, type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT, show_default=True, metavar="PORT", help="The port; 0 for any that is free.",
 )  # fmt: skip
 @click.option(
     "--interval", type=click.FloatRange(min=1), default=15.0, show_default=True, metavar="SECONDS",

@@ -13,7 +13,7 @@ from click.testing import Result
 
 from durable_core.celery_binding import known
 from durable_core.celery_binding.known import defaults
-from durable_core.cli.config import OWN, variables
+from durable_core.cli.config import OWN, PLAIN, variables
 from tests.cli.conftest import error_of, process, value_of
 
 Run = Callable[..., Result]
@@ -107,7 +107,8 @@ def test_no_secret_is_shown(run: Run, app: Callable[..., str], monkeypatch: pyte
     monkeypatch.setenv("DURABLE_SCHEMA", "durable")
     monkeypatch.setenv("DURABLE_DATABASE_URL", "postgresql://shop:hunter2secret@db/shop")
     monkeypatch.setenv("DURABLE_REDIS_URL", "redis://:hunter2secret@cache:6379/0")
-    monkeypatch.setenv("DURABLE_WEBHOOK_PRIVATE_TARGETS", "yes")
+    for name in PLAIN:
+        monkeypatch.setenv(name, "plain")
     for line in (("config",), ("config", "--json"), ("config", "-A", app())):
         result = run(*line)
         assert result.exit_code == 0, result.stderr

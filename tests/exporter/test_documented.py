@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from durable_core.cli.exporter import DEFAULT_PORT, HOST_VARIABLE, PORT_VARIABLE, exporter
+from durable_core.cli.exporter import DEFAULT_PORT, exporter
+from durable_core.database.environment import EXPORTER_HOST_VARIABLE, EXPORTER_PORT_VARIABLE
 from durable_core.deliveries.read import COUNT_LIMIT
 from durable_core.exporter import metrics, observe, sample, tail
 from durable_core.exporter.metrics import METRICS, Type, exposed
@@ -40,8 +41,8 @@ def test_the_buckets_of_the_page_are_those_of_the_code():
     "said",
     [
         f"http://127.0.0.1:{DEFAULT_PORT}/metrics",
-        HOST_VARIABLE,
-        PORT_VARIABLE,
+        EXPORTER_HOST_VARIABLE,
+        EXPORTER_PORT_VARIABLE,
         f"every {observe.INTERVAL_SECONDS:g} s",
         f"ended after {sample.STATEMENT_SECONDS:g} s",
         f"counted up to {COUNT_LIMIT:,} in each queue",

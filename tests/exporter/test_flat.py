@@ -36,12 +36,7 @@ def sizes(services, sized):
         with engine.begin() as tx:
             tx.execute(text("set local session_replication_role = replica"))
             tx.execute(text("alter table durable.deliveries set (autovacuum_enabled = false)"))
-            tx.execute(
-                text(
-                    "alter table durable.deliveries set unlogged, drop constraint digest_is_sha256,"
-                    " drop constraint finished_exactly_when_terminal"
-                )
-            )
+            tx.execute(text("alter table durable.deliveries set unlogged, drop constraint holds_together"))
             first = 0
             for state, share, sign in LOAD:
                 count = int(rows * share)
