@@ -178,5 +178,5 @@ def connect(durable: Durable) -> None:
 
 
 def _heart(consumer: Any) -> Heart:
-    heart: Heart = consumer.controller.durable_heart
+    heart: Heart = consumer.controller._durable_heart
     return heart
