@@ -138,6 +138,7 @@ DIRECT = {
         "tests/races/test_line_orders.py::test_of_a_line_one_at_a_time_and_the_first_that_is_committed",
         "tests/races/test_replace_orders.py::test_a_claim_carries_out_what_its_row_says",
         "tests/core/test_round_trips.py::test_connections_that_died_while_they_rested",
+        "tests/core/test_connections.py::",
     ),
     "it sets a lock timeout for its own session": (
         "tests/races/test_claims.py::test_eight_connections_claim_fifty_rows_each_exactly_once",
