@@ -6,22 +6,24 @@ import copy
 import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session, sessionmaker
-from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
+from sqlalchemy.pool import ConnectionPoolEntry, Pool, PoolProxiedConnection
 
 from durable_core.database.watch import Watch
 from durable_core.errors import DefinitionError
 
 _SESSION_DEFAULT, _RESTED_SINCE = "durable_session_default_isolation", "durable_rested_since"
 _READ_COMMITTED = "read committed"
+_ASKED = "select current_setting('default_transaction_isolation')"
 
 PING_AFTER_SECONDS = 1.0
 """A connection that was used so lately is taken to be alive."""
@@ -87,33 +89,43 @@ class Database:
         The driver's errors come unwrapped, the pool's as SQLAlchemy makes them. A connection that was lost, or is not
         at rest at the end, does not go back to the pool; of one that was lost, the pool's others go with it.
         """
+        pool = self.engine.pool
         pooled = self.engine.raw_connection()
-        if pooled.info.get(_SESSION_DEFAULT) != _READ_COMMITTED:
-            pooled.close()
-            with self.autocommit() as connection, self._renewed_if_lost(raw(connection)) as driver:
-                yield driver
-            return
         driver = cast("psycopg.Connection[Any]", pooled.dbapi_connection)
-        was = driver.autocommit
         try:
-            if not was:
-                driver.autocommit = True
-            with self._renewed_if_lost(driver), self._watch_over(driver):
-                yield driver
+            if _isolation_of(pooled, driver) == _READ_COMMITTED:
+                if not driver.autocommit:
+                    # Undone wherever it goes back to the pool, also where nobody is left to give it back.
+                    record: Any = getattr(pooled, "_connection_record")  # noqa: B009  # as SQLAlchemy's own levels do it
+                    record.finalize_callback.append(_no_autocommit)
+                    driver.autocommit = True
+                with self._watch_over(driver):
+                    yield driver
+                return
         finally:
             if driver.info.transaction_status == TransactionStatus.IDLE:
-                driver.autocommit = was
                 pooled.close()
             else:
-                pooled.invalidate()
+                self._lost(driver, pool, pooled)
+        with self.autocommit() as connection:
+            driver = raw(connection)
+            try:
+                yield driver
+            finally:
+                self._lost(driver, pool)
 
-    @contextmanager
-    def _renewed_if_lost(self, driver: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
-        """What took one connection has most often taken all: the next claim gets a new one."""
-        try:
-            yield driver
-        finally:
-            if driver.closed:
+    def _lost(self, driver: psycopg.Connection[Any], pool: Pool, pooled: PoolProxiedConnection | None = None) -> None:
+        """
+        Keep it from its next user. What took a connection has most often taken all: the pool begins anew, once.
+
+        Whatever the host's events make of that, the error on its way is the news.
+        """
+        all_are = driver.closed and self.engine.pool is pool
+        with suppress(Exception):
+            if pooled is not None:
+                pooled.invalidate()
+        with suppress(Exception):
+            if all_are:
                 self.renew()
 
     @contextmanager
@@ -187,6 +199,21 @@ def raw(connection: Connection) -> psycopg.Connection[Any]:
     return cast("psycopg.Connection[Any]", connection.connection.dbapi_connection)
 
 
+def _no_autocommit(driver: psycopg.Connection[Any]) -> None:
+    driver.autocommit = False
+
+
+def _isolation_of(pooled: PoolProxiedConnection, driver: psycopg.Connection[Any]) -> str:
+    """As `_default_isolation`, on the connection in hand."""
+    level = pooled.info.get(_SESSION_DEFAULT)
+    if level is None:
+        with driver.cursor(row_factory=tuple_row) as cursor:
+            (level,) = cursor.execute(_ASKED).fetchone() or (None,)
+        driver.rollback()
+        pooled.info[_SESSION_DEFAULT] = level
+    return str(level)
+
+
 def _one_statement_at_a_time(connection: Connection) -> None:
     """Each statement its own transaction, where that is READ COMMITTED by default: then `begin` sends nothing."""
     connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -198,7 +225,7 @@ def _default_isolation(connection: Connection) -> str:
     """The session's default isolation level, asked once per database connection."""
     level = connection.info.get(_SESSION_DEFAULT)
     if level is None:
-        level = connection.scalar(text("select current_setting('default_transaction_isolation')"))
+        level = connection.scalar(text(_ASKED))
         connection.rollback()
         connection.info[_SESSION_DEFAULT] = level
     return str(level)

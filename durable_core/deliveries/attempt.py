@@ -115,6 +115,10 @@ def perform(worker: Worker, kind: DeliveryKind[..., Any], row_id: str) -> Attemp
             raise
         log.warning("claim_not_answered", extra={"row_id": row_id, "kind": kind.name, "error": said(error)})
         return Attempted(Outcome.UNAVAILABLE, row_id, kind.name)
+    except worker.time_limits:
+        # It may have struck while a connection went in or out of the pool.
+        worker.database.renew()
+        raise
     if claim is None:
         log.debug("nothing_to_claim", extra={"row_id": row_id, "kind": kind.name})
         return Attempted(Outcome.NOTHING_TO_DO, row_id, kind.name)

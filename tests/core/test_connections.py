@@ -3,7 +3,8 @@
 import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.pool import NullPool
 
 from durable_core.database.connections import Database, raw
 from durable_core.database.transactions import DATABASE_ERRORS, is_infrastructure
@@ -67,6 +68,28 @@ def test_where_sessions_have_another_isolation_it_is_one_transaction_at_read_com
             assert connection.scalar(text("select count(*) from effects where row_id = :id"), {"id": level}) == 2
     finally:
         strict.dispose()
+
+
+def test_a_connection_that_nobody_gave_back_comes_to_the_pool_without_autocommit(pooled):
+    """As where a time limit strikes on its way there: a later transaction of the host's would commit each statement."""
+    two_pids(pooled)
+    using = Database(pooled).driver()
+    using.__enter__()
+    used = using.gen.gi_frame.f_locals["pooled"]
+    used._checkin()
+    with pooled.connect() as connection, pooled.connect() as another:
+        assert [raw(each).autocommit for each in (connection, another)] == [False, False]
+        del using
+
+
+def test_where_the_pool_keeps_nothing_each_use_is_one_connection(engine):
+    made = create_engine(engine.url, poolclass=NullPool)
+    connects = []
+    event.listen(made, "connect", lambda *_: connects.append(1))
+    for _ in range(3):
+        with Database(made).driver() as driver:
+            pid_of(driver)
+    assert len(connects) == 3
 
 
 def test_after_an_error_of_a_statement_the_connection_is_used_again(pooled):
