@@ -59,7 +59,11 @@ class Refused(ValueError):
     """A message that is no hint and no sweep. The text is a reason from a fixed set, never the broker's data."""
 
 
-def rebuilt(message: object, queue: str) -> dict[str, Any]:
+class Rebuilt(dict[str, Any]):
+    """An envelope that we made: nothing in a message can claim to be one."""
+
+
+def rebuilt(message: object, queue: str) -> Rebuilt:
     """The envelope of a hint or a sweep, made anew from the little we believe. Raises Refused."""
     if not isinstance(message, dict):
         raise Refused("not an object")
@@ -110,11 +114,11 @@ def _priority(properties: dict[str, Any]) -> int:
     return priority if type(priority) is int and 0 <= priority <= 9 else 0
 
 
-def _envelope(task: str, task_id: str, row_id: str | None, queue: str, attempt: int, priority: int) -> dict[str, Any]:
+def _envelope(task: str, task_id: str, row_id: str | None, queue: str, attempt: int, priority: int) -> Rebuilt:
     kwargs = {} if row_id is None else {"id": row_id}
     shown = {} if row_id is None else {"kind": task, "id": row_id, "attempt": attempt}
     body = json.dumps([[], kwargs, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])
-    return {
+    envelope = {
         "body": base64.b64encode(body.encode()).decode(),
         "content-encoding": "utf-8",
         "content-type": "application/json",
@@ -130,6 +134,7 @@ def _envelope(task: str, task_id: str, row_id: str | None, queue: str, attempt: 
             "delivery_tag": uuid(),
         },
     }  # fmt: skip
+    return Rebuilt(envelope)
 
 
 def _drop(reason: str, queue: str) -> None:
@@ -189,9 +194,8 @@ class _GuardedReading:
 
 
 def _is_ours(message: Any) -> bool:
-    """Of a queue of ours, as `rebuilt` made it: on the default exchange a message is routed by its queue's name."""
-    info = message.delivery_info
-    return info.get("exchange") == "" and str(info.get("routing_key")).startswith(QUEUE_PREFIX)
+    """Of a queue of ours, as `rebuilt` made it."""
+    return isinstance(message._raw, Rebuilt)
 
 
 class GuardedQoS(stock.QoS):
@@ -204,6 +208,7 @@ class GuardedQoS(stock.QoS):
 
     channel: Any
     _delivered: Any
+    _flush: Any
 
     def append(self, message: Any, delivery_tag: str) -> None:
         if _is_ours(message):
@@ -232,6 +237,7 @@ class GuardedQoS(stock.QoS):
 
     def restore_unacked(self, client: Any = None) -> Any:
         """At a shutdown: what was received and not begun goes back at once, to a worker that has a slot for it."""
+        self._flush()
         ours = [tag for tag, message in self._delivered.items() if _is_ours(message)]
         self._give_back([self._delivered.pop(tag) for tag in ours])
         return super().restore_unacked(client)
