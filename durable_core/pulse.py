@@ -108,9 +108,15 @@ class NoFolder(OSError):
 
 
 def folder() -> Path:
-    """Where the pulses of this user's workers are."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    return Path(named) if named else Path(tempfile.gettempdir()) / f"durable-{getattr(os, 'getuid', lambda: 0)()}"
+    """Where the pulses of this user's workers are: a folder of its own in the named one, which may be anybody's."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or _temporary()) / f"durable-{getattr(os, 'getuid', lambda: 0)()}"
+
+
+def _temporary() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return "/tmp"  # nothing can be written there either, and that is told where it is tried
 
 
 def made_folder() -> Path:

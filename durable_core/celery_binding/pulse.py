@@ -50,10 +50,10 @@ class Heart:
         try:
             self._folder = pulse.made_folder()
             pulse.tidy(self._folder)
-        except OSError as error:
+        except Exception as error:
+            # Without a pulse the worker works all the same.
             log.warning("pulse_not_written", extra={"error": str(error)[:300]})
             return
-        self._beat()
         threading.Thread(target=self._run, name="durable-pulse", daemon=True).start()
 
     def stop(self) -> None:
@@ -83,8 +83,8 @@ class Heart:
         self._state, self._since = state, time.monotonic()
 
     def _run(self) -> None:
-        said = False
-        while not self._stop.wait(pulse.WRITTEN_EVERY):
+        said = stopped = False
+        while not stopped:
             try:
                 self._beat()
                 said = False
@@ -93,6 +93,7 @@ class Heart:
                 if not said:
                     log.warning("pulse_not_written", extra={"error": str(error)[:300]})
                 said = True
+            stopped = self._stop.wait(pulse.WRITTEN_EVERY)
         if self._folder is not None:
             pulse.forget(self._worker.hostname, self._folder)
 
@@ -113,13 +114,24 @@ class Heart:
             state=self._state,
             since=self._since,
             turned_at=self._turned_at,
-            runs_tasks_itself=self._worker.pool_cls.__module__.endswith(".solo"),
+            runs_tasks_itself=self._runs_tasks_itself,
             waits_for_broker=_inside_the_client(self._loop_thread),
             active=len(worker_state.active_requests),
-            slots=self._worker.concurrency,
+            slots=self._slots(),
             taken_at=self._taken_at,
             queues=tuple(sorted(queue.name for queue in getattr(task_consumer, "queues", ()) or ())),
         )
+
+    def _slots(self) -> int:
+        """As many as the pool has now: it may be scaled, and a solo pool is one whatever `-c` says."""
+        if self._runs_tasks_itself:
+            return 1
+        size = getattr(self._worker.pool, "num_processes", None)
+        return size if isinstance(size, int) else int(self._worker.concurrency)
+
+    @property
+    def _runs_tasks_itself(self) -> bool:
+        return bool(self._worker.pool_cls.__module__.endswith(".solo"))
 
 
 def _inside_the_client(thread: int | None) -> bool:

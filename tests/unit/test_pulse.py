@@ -6,20 +6,24 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.concurrency.thread import TaskPool as ThreadPool
 
 from durable_core import pulse
+from durable_core.celery_binding.pulse import Heart
 from durable_core.pulse import Pulse, State, Verdict
+from tests.celery.nodes import wait_until
 
 NOW = 10_000.0
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    folder = tmp_path / "pulses"
-    monkeypatch.setenv(pulse.FOLDER_VARIABLE, str(folder))
-    return folder
+    monkeypatch.setenv(pulse.FOLDER_VARIABLE, str(tmp_path / "pulses"))
+    return pulse.folder()
 
 
 IDLE = Pulse(
@@ -119,7 +123,7 @@ def test_what_is_no_pulse_is_passed_over(place):
 
 
 def test_a_folder_that_others_may_write_to_is_refused(place):
-    place.mkdir()
+    place.mkdir(parents=True)
     place.chmod(0o777)
     with pytest.raises(pulse.NoFolder, match=pulse.FOLDER_VARIABLE):
         pulse.made_folder()
@@ -127,6 +131,42 @@ def test_a_folder_that_others_may_write_to_is_refused(place):
     place.symlink_to(place.parent)
     with pytest.raises(pulse.NoFolder):
         pulse.made_folder()
+
+
+def test_the_folder_that_is_named_may_be_anybodys(place):
+    """A volume of a container belongs to root, and all may write to it."""
+    place.parent.mkdir()
+    place.parent.chmod(0o777)
+    assert (pulse.made_folder(), place.stat().st_mode & 0o777) == (place, 0o700)
+
+
+def test_a_worker_works_on_without_a_pulse(place, caplog, monkeypatch):
+    """As on a full disk: its name is too long for a file."""
+    worker = SimpleNamespace(hostname="x" * 300, pool_cls=SoloPool, pool=None, concurrency=8)
+    monkeypatch.setattr(pulse, "WRITTEN_EVERY", 0.01)
+    heart = Heart(worker)
+    heart.start()
+    try:
+        wait_until(lambda: "pulse_not_written" in caplog.messages, "it says so")
+        time.sleep(0.1)
+    finally:
+        heart.stop()
+    assert caplog.messages.count("pulse_not_written") == 1, "once, and not each time"
+
+
+@pytest.mark.parametrize(("pool", "size", "slots"), [(SoloPool, None, 1), (ThreadPool, None, 8), (ThreadPool, 3, 3)])
+def test_a_worker_has_as_many_slots_as_its_pool(place, pool, size, slots):
+    """Of a solo pool Celery knows the processors of the machine; a pool that is scaled knows better than its option."""
+    worker = SimpleNamespace(
+        hostname="mail@box", pool_cls=pool, pool=SimpleNamespace(num_processes=size), concurrency=8
+    )
+    heart = Heart(worker)
+    heart.start()
+    try:
+        wait_until(pulse.read_all, "a pulse")
+    finally:
+        heart.stop()
+    assert heart._now().slots == slots
 
 
 def test_without_the_variable_it_is_a_folder_of_this_user_alone(monkeypatch, tmp_path):
