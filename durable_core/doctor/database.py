@@ -136,7 +136,8 @@ def role(connection: Connection) -> Iterator[Finding]:
         yield found(
             "role", Reason.ROLE_LACKS_RIGHTS, f"role {row['name']} lacks {', '.join(lacks)}",
             f"grant usage on schema {schema} to {row['name']}; "
-            f"grant select, insert, update, delete on all tables in schema {schema} to {row['name']}",
+            f"grant select, insert, update, delete on all tables in schema {schema} to {row['name']}; "
+            f"grant execute on all functions in schema {schema} to {row['name']}",
         )  # fmt: skip
     if row["superuser"]:
         yield found(

@@ -21,6 +21,9 @@ from durable_core.sweeps import BY_A_WORKER, Sweep, is_late, loops
 
 _statements = beside(__file__)
 
+PATIENT_INTERVAL = 10.0
+"""Sweeps that run oftener are given as long: a beat that a deploy restarts, or a busy slot, is no fault."""
+
 LOOKED_AT = 2000
 """Of each queue so many due rows are looked at, those that have waited longest."""
 
@@ -60,7 +63,7 @@ def sweeps(connection: Connection, wanted: Iterable[Sweep]) -> Iterator[Finding]
         row = rows.get(sweep.name)
         age = None if row is None else float(row["age_seconds"])
         by_a_worker = row is not None and (row["host"] or "").endswith(BY_A_WORKER)
-        if is_late(age, sweep.interval):
+        if is_late(age, max(sweep.interval, PATIENT_INTERVAL)):
             since = "has never begun" if age is None else f"last began {age:.0f} s ago"
             if age is not None and age < 0:
                 since = f"last began {-age:.0f} s ahead of the database's clock, which was set back"
@@ -78,7 +81,7 @@ def sweeps(connection: Connection, wanted: Iterable[Sweep]) -> Iterator[Finding]
                 "sweeps", Reason.SWEEP_FAILED, f"{sweep.name} ended with an error: {row['error']}",
                 "mend what the error names; the sweep tries again by itself",
             )  # fmt: skip
-        elif row is not None and not is_late(age, sweep.interval) and not by_a_worker:
+        elif row is not None and not is_late(age, max(sweep.interval, PATIENT_INTERVAL)) and not by_a_worker:
             yield well("sweeps", f"{sweep.name} began {age:.0f} s ago on {row['host'] or 'a host unknown'}")
     for row in run(connection, _statements.hold):
         yield found(

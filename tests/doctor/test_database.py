@@ -45,7 +45,7 @@ def test_a_server_that_takes_a_connection_and_says_nothing_is_waited_for_once(ap
         engine = create_engine(app.url.set(port=silent.getsockname()[1]))
         made = look(engine, seconds=1)
     (finding,) = made.findings
-    assert is_mendable(finding, Reason.COULD_NOT_LOOK, Status.WARN)
+    assert is_mendable(finding, Reason.COULD_NOT_LOOK, Status.FAIL)
     assert len(made.skipped) == len(checks_of(app)) - 1
 
 
@@ -68,7 +68,7 @@ def test_a_look_that_meets_a_locked_catalog_is_a_finding_and_the_others_go_on(ow
         tx.execute(text("lock table durable.loops in access exclusive mode"))
         made = look(app)
     (finding,) = [one for one in made.findings if one.check == "sweeps"]
-    assert is_mendable(finding, Reason.COULD_NOT_LOOK, Status.WARN)
+    assert is_mendable(finding, Reason.COULD_NOT_LOOK, Status.FAIL)
     assert [one.status for one in made.findings if one.check == "ended"] == [Status.PASS]
 
 

@@ -73,9 +73,9 @@ def test_sweeps_that_never_began_fail(app):
 @pytest.mark.parametrize(
     ("differently", "reason", "status", "says"),
     [
-        ({"reap": {"age": 16}}, Reason.SWEEP_LATE, Status.FAIL, "reap last began 16 s ago"),
+        ({"reap": {"age": 31}}, Reason.SWEEP_LATE, Status.FAIL, "reap last began 31 s ago"),
         ({"reap": {"age": -60}}, Reason.SWEEP_LATE, Status.FAIL, "ahead of the database's clock"),
-        ({"cron": {"host": "box (a worker)"}}, Reason.SWEEP_BY_A_WORKER, Status.FAIL, "cron was last run by a worker"),
+        ({"cron": {"host": "box (a worker)"}}, Reason.SWEEP_BY_A_WORKER, Status.WARN, "cron was last run by a worker"),
         ({"expire": {"error": "no room"}}, Reason.SWEEP_FAILED, Status.FAIL, "expire ended with an error: no room"),
         ({"reap": {"hold": 8}}, Reason.SWEEP_HELD_BACK, Status.WARN, "reap takes nothing"),
     ],
