@@ -17,7 +17,7 @@ class Backoff:
     """
     Seconds to wait after the k-th failure: `base * factor ** (k - 1)`, at most `cap`, then `jitter` either way.
 
-    The defaults (30 s, 2 min, 8 min, 32 min, then an hour; 15 %) are those of the deliveries contract, section 1.4.
+    The defaults (30 s, 2 min, 8 min, 32 min, then an hour; 15 %) are the numbers of docs/contracts/deliveries.md.
     """
 
     base: float = 30.0
