@@ -200,7 +200,8 @@ def raw(connection: Connection) -> psycopg.Connection[Any]:
 
 
 def _no_autocommit(driver: psycopg.Connection[Any]) -> None:
-    driver.autocommit = False
+    if not driver.closed:
+        driver.autocommit = False
 
 
 def _isolation_of(pooled: PoolProxiedConnection, driver: psycopg.Connection[Any]) -> str:

@@ -92,6 +92,21 @@ def test_where_the_pool_keeps_nothing_each_use_is_one_connection(engine):
     assert len(connects) == 3
 
 
+def test_what_the_hosts_events_raise_does_not_hide_a_lost_connection(engine, pooled):
+    """An error of theirs would be taken for one of the attempt's, and not for a commit that may have landed."""
+
+    def refuses(*_):
+        raise RuntimeError("the host's own")
+
+    before = two_pids(pooled)
+    event.listen(pooled, "invalidate", refuses)
+    with engine.begin() as killer:
+        killer.execute(text("select pg_terminate_backend(pid, 5000) from unnest(:pids) as pid"), {"pids": before})
+    with pytest.raises(psycopg.OperationalError), Database(pooled).driver() as driver:
+        pid_of(driver)
+    event.remove(pooled, "invalidate", refuses)
+
+
 def test_after_an_error_of_a_statement_the_connection_is_used_again(pooled):
     before = two_pids(pooled)
     with pytest.raises(psycopg.errors.DivisionByZero), Database(pooled).driver() as driver:
