@@ -210,7 +210,7 @@ def examine(checks: Sequence[Check], *, seconds: float = CHECK_SECONDS) -> Exami
             if check.gate:
                 closed[check.room] = f"{check.name} could not look"
         if check.gate and any(finding.status is Status.FAIL for finding in findings):
-            closed[check.room] = f"{check.name} failed"
+            closed.setdefault(check.room, f"{check.name} failed")
         made.findings.extend(findings)
     return made
 

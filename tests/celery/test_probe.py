@@ -25,7 +25,7 @@ def pulses(world: World, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_worker_is_idle_then_at_work_then_idle_and_leaves_nothing_behind(
-    pulses: Pulses, world: World, shop_kinds: Shop, tmp_path: Path, pool: str
+    pulses: Pulses, world: World, shop_kinds: Shop, pool: str
 ) -> None:
     worker = pulses.start("--pool", pool, "-c", "1")
     worker.ready()
@@ -46,7 +46,7 @@ def test_a_worker_is_idle_then_at_work_then_idle_and_leaves_nothing_behind(
 
     worker.kill("SIGTERM")
     assert worker.process.wait(60) == 0
-    assert list((tmp_path / "pulses").iterdir()) == []
+    assert list(pulse.folder().iterdir()) == []
     assert pulses.quick() == 6
 
 
