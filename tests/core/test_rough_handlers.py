@@ -4,8 +4,10 @@ import os
 import threading
 
 import pytest
+from sqlalchemy import create_engine, event
 
 from durable_core import GiveUp
+from durable_core.database.connections import Database
 from durable_core.database.transactions import run
 from durable_core.deliveries.attempt import Outcome, Worker, _statements, perform
 from durable_core.deliveries.sweep import reap
@@ -132,6 +134,30 @@ def test_an_attempt_that_breaks_off_because_its_parent_ends_the_process_is_repor
 
 class OutOfTime(Exception):
     """As Celery's soft limit: an exception in the midst of whatever the handler does."""
+
+
+def test_a_time_limit_that_strikes_in_the_claim_leaves_the_pool_to_those_who_hold_of_it(engine, declare, make):
+    """It may have struck while a connection went in or out of the pool, which then never gets it back."""
+    own = create_engine(engine.url)
+    worker = Worker(Database(own), time_limits=(OutOfTime,))
+    kind = declare(lambda step: None)
+    made = make(kind)
+    pool, strikes = own.pool, [True]
+
+    @event.listens_for(own, "checkout")
+    def _strike(*_):
+        if strikes:
+            strikes.pop()
+            raise OutOfTime
+
+    try:
+        with pytest.raises(OutOfTime):
+            perform(worker, kind, made.id)
+        assert own.pool is not pool
+        assert perform(worker, kind, made.id).outcome is Outcome.SENT
+    finally:
+        worker.heartbeat.stop()
+        own.dispose()
 
 
 @pytest.mark.parametrize(
