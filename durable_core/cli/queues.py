@@ -45,8 +45,8 @@ def queues(where: Where, limit: int, after: str | None, as_json: bool) -> None:
     """
     Each queue by name: its oldest due delivery, how many are in which state, who paused it and why.
 
-    Counts are of a bounded look: 20,000 due rows, as many later ones, the newest 10,000 that ended. Where there are
-    more a count has a + and means at least. SENT is of those not pruned yet.
+    Counts are of a bounded look: 20,000 due rows, as many later ones, the newest 10,000 that failed, that are dead and
+    that are done with. Where there are more a count has a + and means at least. SENT is of those not pruned yet.
     """
     out = Output(as_json)
     with where.database() as (database, durable), reading(database) as (connection, _):

@@ -11,6 +11,8 @@ where d.state = any (cast(:states as text[]))
   and (cast(:ordering_key as text) is null or d.ordering_key = :ordering_key)
   and (cast(:older_seconds as float8) is null
       or d.created_at <= (select durable.durable_now() - make_interval(secs => :older_seconds)))
-  and d.discarded_at is null
+  -- Said so that the indexes of what is still failed or dead do not offer themselves: all they hold would be read for a
+  -- batch of ids.
+  and num_nonnulls(d.discarded_at) = 0
 order by d.id
 limit :limit

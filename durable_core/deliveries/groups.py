@@ -78,7 +78,8 @@ class Errors:
     """
     What failed lately, the newest first. `complete` is False where more than LOOKED_AT were there to be read.
 
-    Of deliveries that retry, those are read that failed within the newest LOOKED_AT lines of the journal.
+    Of one kind, those are read that are among the newest LOOKED_AT of all kinds. Of deliveries that retry, those are
+    read that failed within the newest LOOKED_AT lines of the journal.
     """
 
     rows: list[Failed]
@@ -116,7 +117,7 @@ def errors(tx: Transaction, *, kind: str | None = None) -> Errors:
         if row["id"] is not None
     ]  # fmt: skip
     rows.sort(key=lambda row: (row.at, row.id), reverse=True)
-    return Errors(rows, complete=len(ended) < LOOKED_AT and retrying[0]["looked"] < LOOKED_AT)
+    return Errors(rows, complete=ended[0]["looked"] < LOOKED_AT and retrying[0]["looked"] < LOOKED_AT)
 
 
 def shape(message: str | None) -> str:

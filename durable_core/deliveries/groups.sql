@@ -1,13 +1,33 @@
 -- name: ended
--- The newest failed and dead deliveries, and the beginning of what was said.
-select cast(d.id as text) as id, d.kind, d.queue, d.state, d.error_code, left(d.error_message, :characters) as said,
-    d.finished_at as at, cast(null as timestamptz) as due_at
-from durable.deliveries d
-where d.state in ('failed', 'dead')
-  and d.discarded_at is null
-  and (cast(:kind as text) is null or d.kind = :kind)
-order by d.finished_at desc
-limit :looked_at
+-- The newest failed and dead deliveries, and the beginning of what was said. The limit first, the kind after it: else
+-- those of another kind would all be read.
+with looked as materialized (
+    select n.*
+    from (
+        (
+            select d.id, d.kind, d.queue, d.state, d.error_code, d.error_message, d.finished_at
+            from durable.deliveries d
+            where d.state = 'failed' and d.discarded_at is null
+            order by d.finished_at desc
+            limit :looked_at
+        )
+        union all
+        (
+            select d.id, d.kind, d.queue, d.state, d.error_code, d.error_message, d.finished_at
+            from durable.deliveries d
+            where d.state = 'dead' and d.discarded_at is null
+            order by d.finished_at desc
+            limit :looked_at
+        )
+    ) as n
+    order by n.finished_at desc
+    limit :looked_at
+)
+select b.looked, cast(l.id as text) as id, l.kind, l.queue, l.state, l.error_code,
+    left(l.error_message, :characters) as said, l.finished_at as at, cast(null as timestamptz) as due_at
+from (select count(*) as looked from looked) as b
+left join looked l on cast(:kind as text) is null or l.kind = :kind
+order by l.finished_at desc
 
 -- name: retrying
 -- Deliveries that will be tried again after a failure or a lost worker, as the newest lines of the journal name them: no

@@ -51,24 +51,8 @@ select cast(f.id as text) as id from found f order by f.id desc limit :limit
 -- One line a queue that has waiting or running work: the age of its oldest due row first.
 -- Every count reads at most the limit of its queue's rows in that state; the names of running queues read all that run.
 -- Whether a row is behind another reads its line besides, once for each line.
-with recursive hop (queue) as (
-    (select d.queue
-     from durable.deliveries d
-     where d.state = 'pending'
-     order by d.queue
-     limit 1)
-    union all
-    select (
-        select d.queue
-        from durable.deliveries d
-        where d.state = 'pending' and d.queue > h.queue
-        order by d.queue
-        limit 1)
-    from hop h
-    where h.queue is not null
-),
-named as (
-    select h.queue from hop h where h.queue is not null
+with named as (
+    select q.queue from durable.waiting_queues() as q (queue)
     union
     select d.queue from durable.deliveries d where d.state = 'processing'
 ),
@@ -142,11 +126,11 @@ order by oldest_due_at nulls last, n.queue
 select
     (select count(*) from (
         select from durable.deliveries d
-        where d.state in ('dead', 'failed') and d.state = 'dead' and d.discarded_at is null limit :count_limit
+        where d.state = 'dead' and d.discarded_at is null limit :count_limit
     ) as dead) as dead,
     (select count(*) from (
         select from durable.deliveries d
-        where d.state in ('dead', 'failed') and d.state = 'failed' and d.discarded_at is null limit :count_limit
+        where d.state = 'failed' and d.discarded_at is null limit :count_limit
     ) as failed) as failed
 
 -- name: expiries

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from durable_core.database.statements import beside
 from durable_core.database.transactions import Transaction, checked, run
@@ -17,6 +18,9 @@ MOST_PENDING = 20_000
 """So many due rows and so many later ones are read over all queues, an equal share of each."""
 
 LEAST_SHARE = 100
+
+GIVEN_UP = (DeliveryState.FAILED, DeliveryState.DEAD)
+DONE = (DeliveryState.SENT, DeliveryState.CANCELED, DeliveryState.EXPIRED)
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ def survey(tx: Transaction) -> Survey:
     Count by queue, kind and state. What is read is bounded, whatever the backlog.
 
     Of what waits: MOST_PENDING due rows and as many later ones, shared out among the queues. Of what ended: the newest
-    COUNT_LIMIT that are done with, and as many that are failed or dead and not discarded. All that runs.
+    COUNT_LIMIT that are done with, as many failed ones and as many dead ones that are not discarded. All that runs.
     """
     tx = checked(tx)
     queues = [row["queue"] for row in run(tx, _statements.queues)]
@@ -135,21 +139,24 @@ def survey(tx: Transaction) -> Survey:
             cut.setdefault("retrying", set()).add(queue)
     for row in map(dict, run(tx, _statements.running)):
         at(row)["processing"] = Count(row["rows"])
-    for statement, states in (
-        (_statements.given_up, (DeliveryState.FAILED, DeliveryState.DEAD)),
-        (_statements.done, (DeliveryState.SENT, DeliveryState.CANCELED, DeliveryState.EXPIRED)),
-    ):
-        rows_read = 0
-        for row in map(dict, run(tx, statement, count_limit=COUNT_LIMIT)):
-            cell = at(row)
-            cell[row["state"]] = Count(row["rows"])
-            last = cell.get("last_finished_at")
-            cell["last_finished_at"] = max(last, row["last"]) if isinstance(last, datetime) else row["last"]
-            rows_read += row["rows"]
-        if rows_read >= COUNT_LIMIT:
-            cut.update({state.value: {None} for state in states})
+    for row in map(dict, run(tx, _statements.given_up, count_limit=COUNT_LIMIT)):
+        _ended(at(row), row)
+        read[row["state"], "ended"] = read.get((row["state"], "ended"), 0) + row["rows"]
+    done = 0
+    for row in map(dict, run(tx, _statements.done, count_limit=COUNT_LIMIT)):
+        _ended(at(row), row)
+        done += row["rows"]
+    cut.update({state.value: {None} for state in GIVEN_UP if read.get((state.value, "ended"), 0) >= COUNT_LIMIT})
+    if done >= COUNT_LIMIT:
+        cut.update({state.value: {None} for state in DONE})
     cells = [Cell(queue, kind, **facts) for (queue, kind), facts in found.items()]  # type: ignore[arg-type]
     return Survey(cells, cut)
+
+
+def _ended(cell: dict[str, object], row: dict[str, Any]) -> None:
+    cell[row["state"]] = Count(row["rows"])
+    last = cell.get("last_finished_at")
+    cell["last_finished_at"] = max(last, row["last"]) if isinstance(last, datetime) else row["last"]
 
 
 def _count(cell: dict[str, object], name: str) -> Count:

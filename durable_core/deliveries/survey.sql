@@ -1,22 +1,6 @@
 -- name: queues
 -- The queues that something waits in: a hop over the index of each.
-with recursive hop (queue) as (
-    (select d.queue
-     from durable.deliveries d
-     where d.state = 'pending'
-     order by d.queue
-     limit 1)
-    union all
-    select (
-        select d.queue
-        from durable.deliveries d
-        where d.state = 'pending' and d.queue > h.queue
-        order by d.queue
-        limit 1)
-    from hop h
-    where h.queue is not null
-)
-select h.queue from hop h where h.queue is not null
+select q.queue from durable.waiting_queues() as q (queue)
 
 -- name: waiting
 -- Of each queue the rows longest due and the rows due next, a share of each; by kind.
@@ -56,14 +40,24 @@ where d.state = 'processing'
 group by d.queue, d.kind
 
 -- name: given_up
--- The newest failed and dead rows that a person did not discard.
+-- Of each state the newest failed and dead rows that a person did not discard.
 select l.queue, l.kind, l.state, count(*) as rows, max(l.finished_at) as last
 from (
-    select d.queue, d.kind, d.state, d.finished_at
-    from durable.deliveries d
-    where d.state in ('failed', 'dead') and d.discarded_at is null
-    order by d.finished_at desc
-    limit :count_limit
+    (
+        select d.queue, d.kind, d.state, d.finished_at
+        from durable.deliveries d
+        where d.state = 'failed' and d.discarded_at is null
+        order by d.finished_at desc
+        limit :count_limit
+    )
+    union all
+    (
+        select d.queue, d.kind, d.state, d.finished_at
+        from durable.deliveries d
+        where d.state = 'dead' and d.discarded_at is null
+        order by d.finished_at desc
+        limit :count_limit
+    )
 ) as l
 group by l.queue, l.kind, l.state
 

@@ -1,30 +1,13 @@
 -- name: waiting
 -- Of the rows of each queue that have waited longest, up to a limit a queue: their kinds, what they wait for, and
 -- whether a sweep holds them. Reads by the index of due rows, whatever the backlog.
-with recursive hop (queue) as (
-    (select d.queue
-     from durable.deliveries d
-     where d.state = 'pending'
-     order by d.queue
-     limit 1)
-    union all
-    select (
-        select d.queue
-        from durable.deliveries d
-        where d.state = 'pending' and d.queue > h.queue
-        order by d.queue
-        limit 1)
-    from hop h
-    where h.queue is not null
-)
-select h.queue, w.kind, w.waiting_for, w.held_reason is not null as held, count(*) as rows
-from hop h, lateral (
+select q.queue, w.kind, w.waiting_for, w.held_reason is not null as held, count(*) as rows
+from durable.waiting_queues() as q (queue), lateral (
     select d.kind, d.waiting_for, d.held_reason
     from durable.deliveries d
-    where d.state = 'pending' and d.queue = h.queue and d.due_at <= (select durable.durable_now())
+    where d.state = 'pending' and d.queue = q.queue and d.due_at <= (select durable.durable_now())
     order by d.due_at
     limit :most) as w
-where h.queue is not null
 group by 1, 2, 3, 4
 order by 1, 2, 3, 4
 

@@ -108,9 +108,10 @@ def test_what_was_not_counted_to_its_end_says_at_least(
     monkeypatch.setattr("durable_core.deliveries.survey.COUNT_LIMIT", 2)
     monkeypatch.setattr("durable_core.deliveries.survey.LEAST_SHARE", 1)
     make(queue="bills")
+    make(queue="mail", state="dead")
     found = lines(durable, "queues")
     assert found["mail"]["rows"] == {
-        "due": "2+", "later": "2+", "retrying": "1+", "dead": "1+", "sent": "1+", "canceled": "1+",
+        "due": "2+", "later": "2+", "retrying": "1+", "dead": "2+", "sent": "1+", "canceled": "1+",
     }  # fmt: skip
     assert found["bills"]["rows"] == {"due": 1}
     # Of a kind nobody can tell in which of the queues that were cut it may be.

@@ -42,7 +42,7 @@ EXPECTED = {
     "discarded": ("deliveries_discarded", "discarded_at", 20),
     "next_of_line": ("deliveries_line", "ordering_key", 20),
     "queues": ("deliveries_due", "due_at", 10_000),
-    "ended": ("deliveries_dead", None, 50),
+    "ended": ("deliveries_still_dead", None, 50),
     "expiries": ("deliveries_finished", "finished_at", 10_500),
     "ahead": ("deliveries_line", "ordering_key", 50),
     "keep": ("deliveries_pkey", None, 2000),
