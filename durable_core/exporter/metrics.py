@@ -80,18 +80,25 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "durable_deliveries", _GAUGE, ("queue", "kind", "state"),
         "Deliveries that wait, run, or need a person: pending, processing, failed, dead; discarded ones left out. "
-        "Estimated where durable_deliveries_estimated says so.",
+        "At least so many, or the planner's estimate, where durable_deliveries_estimated says so.",
         "waiting, processing, dead",
     ),
     Metric(
         "durable_deliveries_estimated", _GAUGE, ("queue", "state"),
-        "1 where more than 10,000 rows were to be counted, and the planner's estimate was taken; else no series. "
-        "For failed and dead the queue is empty: they are counted together.",
+        "1 where there was more than is counted; else no series. Of one queue, or one state, the planner's estimate is "
+        "shown, of several queues at least what was read. The queue is empty but for pending.",
         "waiting, processing, dead",
     ),
     Metric(
         "durable_queue_oldest_ready_timestamp_seconds", _GAUGE, ("queue",),
-        "When the delivery that is due longest became due. No series where none is due.", "queues",
+        "When the delivery became due that is due longest and free to run: not paused, not held, not behind another of "
+        "its ordering key. No series where there is none.",
+        "queues",
+    ),
+    Metric(
+        "durable_held", _GAUGE, ("queue", "kind", "state"),
+        "Deliveries on which a sweep failed, and which wait until a person releases them; among those counted.",
+        "waiting, processing",
     ),
     Metric(
         "durable_dead_letters", _GAUGE, ("kind",),

@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 from durable_core import __version__
 from durable_core.database import migrate
 from durable_core.database.connections import Database
-from durable_core.database.statements import Statement, beside
-from durable_core.database.transactions import run
+from durable_core.database.statements import beside
+from durable_core.database.transactions import Row, run
 from durable_core.deliveries.read import COUNT_LIMIT
 from durable_core.errors import SchemaAhead, SchemaBehind
 from durable_core.exporter.metrics import Labels
@@ -28,6 +28,12 @@ ANSWER_SECONDS = 10.0
 
 MOST_QUEUES = 200
 MOST_NAMES = 1000
+
+MOST_DUE = 6000
+"""Due rows that are looked at for one that is free to run, over all queues."""
+
+SINCE_SECONDS = (None, 24 * 3600.0, 3600.0, 600.0, 300.0, 120.0)
+"""Where to look for it: among the rows due longest, and among those that became due since so long ago."""
 
 Gauges: TypeAlias = dict[str, dict[Labels, float]]
 """The series of some gauges: by the metric's name, and by its labels."""
@@ -57,55 +63,87 @@ def build() -> Gauges:
 
 
 def queues(connection: Connection) -> Gauges:
-    rows = run(connection, _statements.queues, most_queues=MOST_QUEUES)
+    rows = run(connection, _statements.queues, most_queues=MOST_QUEUES, limit=MOST_DUE, ages=list(SINCE_SECONDS))
     return {"durable_queue_oldest_ready_timestamp_seconds": {(row["queue"],): row["due_at"] for row in rows}}
 
 
 def waiting(connection: Connection) -> Gauges:
-    return _counted(connection, _statements.waiting, "pending", most_queues=MOST_QUEUES, limit=COUNT_LIMIT)
+    """
+    At most COUNT_LIMIT pending rows are read in all.
+
+    Half of them is shared out alike, and what that leaves goes to the queues that have more than their share.
+    """
+    names = [row["queue"] for row in run(connection, _statements.waiting_queues, most_queues=MOST_QUEUES)]
+    share = max(1, COUNT_LIMIT // 2 // max(1, len(names)))
+    rows = run(connection, _statements.waiting, queues=names, share=share)
+    cut = _cut(rows, share)
+    if cut:
+        longer = sorted(queue for queue, _state in cut)
+        kept = [row for row in rows if row["queue"] not in longer]
+        share = max(share, (COUNT_LIMIT - sum(row["rows"] for row in rows)) // len(longer))
+        rows = [*kept, *run(connection, _statements.waiting, queues=longer, share=share)]
+        cut = _cut(rows, share)
+    return _counted(connection, rows, cut)
 
 
 def processing(connection: Connection) -> Gauges:
-    return _counted(connection, _statements.processing, "processing", limit=COUNT_LIMIT)
+    rows = run(connection, _statements.processing, limit=COUNT_LIMIT)
+    return _counted(connection, rows, _cut(rows, COUNT_LIMIT))
 
 
 def dead(connection: Connection) -> Gauges:
-    counted = _counted(connection, _statements.dead, "dead", limit=COUNT_LIMIT)
+    rows = run(connection, _statements.dead, limit=COUNT_LIMIT)
+    counted = _counted(connection, rows, _cut(rows, COUNT_LIMIT))
     letters: dict[Labels, float] = defaultdict(float)
     for (_queue, kind, _state), count in counted["durable_deliveries"].items():
         letters[(kind,)] += count
+    del counted["durable_held"]
     return {**counted, "durable_dead_letters": dict(letters)}
 
 
-def _counted(connection: Connection, statement: Statement, index: str, *, limit: int, **how: object) -> Gauges:
-    """
-    Rows by queue, kind and state, counted up to the limit, and beyond it scaled to the planner's estimate.
+def _group(row: Row) -> Labels:
+    """What has a limit of its own: pending rows queue by queue, the others of one state all together."""
+    return (row["queue"] if row["state"] == "pending" else "", row["state"])
 
-    Of a queue that is read in part the kinds keep the shares that they have among the rows read. Several long queues
-    share what the estimate has beyond the short ones alike.
-    """
-    rows = run(connection, statement, limit=limit, **how)
-    read: dict[str, int] = defaultdict(int)
+
+def _cut(rows: list[Row], limit: int) -> set[Labels]:
+    """The groups of which no more was read than the limit."""
+    read: dict[Labels, int] = defaultdict(int)
     for row in rows:
-        read[row["queue"] if index == "pending" else ""] += row["rows"]
-    cut = {queue for queue, count in read.items() if count >= limit}
-    factor = _factor(connection, index, read, cut) if cut else 1.0
+        read[_group(row)] += row["rows"]
+    return {group for group, count in read.items() if count >= limit}
+
+
+def _counted(connection: Connection, rows: list[Row], cut: set[Labels]) -> Gauges:
+    """
+    Rows by queue, kind and state; and those among them that a sweep holds.
+
+    What was read in part has at least so many. Where that is one queue, or one state, the planner's estimate says how
+    many there are, and the kinds keep the shares that they have among the rows read. How several queues share what is
+    beyond them nobody can tell.
+    """
+    factor = {group: 1.0 for group in cut}
+    for state in {state for _queue, state in cut}:
+        groups = [group for group in cut if group[1] == state]
+        if len(groups) == 1:
+            factor[groups[0]] = _factor(connection, rows, groups[0])
     counts: dict[Labels, float] = {}
+    held: dict[Labels, float] = {}
     for row in rows:
-        there = row["rows"] - row["discarded"]
-        if there:
-            # Pending rows are limited queue by queue, the others all together.
-            in_part = row["queue"] in cut or "" in cut
-            counts[row["queue"], row["kind"], row["state"]] = there * (factor if in_part else 1.0)
-    marks: dict[Labels, float] = {(queue, index): 1.0 for queue in cut}
-    return {"durable_deliveries": counts, "durable_deliveries_estimated": marks}
+        labels = (row["queue"], row["kind"], row["state"])
+        counts[labels] = row["rows"] * factor.get(_group(row), 1.0)
+        if row["held"]:
+            held[labels] = float(row["held"])
+    marks: dict[Labels, float] = dict.fromkeys(cut, 1.0)
+    return {"durable_deliveries": counts, "durable_deliveries_estimated": marks, "durable_held": held}
 
 
-def _factor(connection: Connection, index: str, read: dict[str, int], cut: set[str]) -> float:
+def _factor(connection: Connection, rows: list[Row], cut: Labels) -> float:
     """How many rows there are for each one that was read, in what was read in part. One where nobody can tell."""
     (estimates,) = run(connection, _statements.estimates)
-    beyond = float(estimates[index]) - sum(count for queue, count in read.items() if queue not in cut)
-    return max(1.0, beyond / sum(read[queue] for queue in cut))
+    read: int = sum(row["rows"] for row in rows if _group(row) == cut)
+    others: int = sum(row["rows"] for row in rows if row["state"] == cut[1]) - read
+    return max(1.0, (float(estimates[cut[1]]) - others) / read)
 
 
 def pauses(connection: Connection) -> Gauges:

@@ -17,6 +17,10 @@ JOURNAL = """
     select d.id, 'delivery', 'fail', 'processing', 'pending', 1, 'WORKER_ERROR', d.due_at
     from durable.deliveries d where d.state = 'sent'"""
 
+DISCARD = """
+    update durable.deliveries set discarded_at = now() where id in (
+        select id from durable.deliveries where state = 'dead' order by finished_at desc limit :discarded)"""
+
 LOAD = (
     ("sent", 0.5, -1),
     ("pending", 0.3, -1),
@@ -44,6 +48,8 @@ def sizes(services, sized):
                 tx.execute(text(ROWS), told)
                 first += count
             tx.execute(text("update durable.deliveries set finished_at = due_at where state = 'dead'"))
+            # Half of what is dead was discarded, the newest half.
+            tx.execute(text(DISCARD), {"discarded": int(rows * 0.01)})
             tx.execute(text(JOURNAL))
     yield list(engines.values())
     for rows, engine in engines.items():
@@ -64,8 +70,12 @@ BOUNDS = {f"{name}_bounds": list(BY_NAME[metric].buckets) for name, (metric, _) 
 LONG_AGO = {"at": "2000-01-01T00:00:00Z", "limit": tail.BATCH, "lag_seconds": tail.LAG_SECONDS}
 FIRST = "00000000-0000-0000-0000-000000000000"
 LOOKS = {
-    "queues": (sample._statements.queues, {"most_queues": sample.MOST_QUEUES}),
-    "waiting": (sample._statements.waiting, {"most_queues": sample.MOST_QUEUES, "limit": COUNT_LIMIT}),
+    "queues": (
+        sample._statements.queues,
+        {"most_queues": sample.MOST_QUEUES, "limit": sample.MOST_DUE, "ages": list(sample.SINCE_SECONDS)},
+    ),
+    "waiting_queues": (sample._statements.waiting_queues, {"most_queues": sample.MOST_QUEUES}),
+    "waiting": (sample._statements.waiting, {"queues": ["durable", "mail"], "share": COUNT_LIMIT // 2}),
     "processing": (sample._statements.processing, {"limit": COUNT_LIMIT}),
     "dead": (sample._statements.dead, {"limit": COUNT_LIMIT}),
     "estimates": (sample._statements.estimates, {}),
@@ -83,20 +93,23 @@ LOOKS = {
 }
 
 MOST = {
-    "queues": 100, "waiting": 5000, "processing": 2000, "dead": 4000, "estimates": 20, "pauses": 20, "schedules": 20,
-    "loops": 20, "finished": 2000, "finished_until": 20, "journal": 60_000, "enqueued": 2000, "enqueued_until": 20,
+    "queues": 150, "waiting_queues": 100, "waiting": 5000, "processing": 2000, "dead": 4000, "estimates": 20,
+    "pauses": 20, "schedules": 20, "loops": 20, "finished": 2000, "finished_until": 20, "journal": 60_000,
+    "enqueued": 2000, "enqueued_until": 20,
 }  # fmt: skip
 """How many buffers each may touch. A page holds some 16 rows; of each journal line the row is looked up, by its key."""
 
 
-def ran(engine, statement, parameters):
-    """The plan of a look as the exporter takes it, and how many buffers it touched."""
+def ran(engine, statement, parameters, before="select"):
+    """The plan of a look as the exporter takes it, and how many buffers it touched; nothing of `before` stays."""
     url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url) as connection:
+        connection.execute(before)
         connection.execute(sample._statements.bound.driver, {"milliseconds": "60000"})
         (answer,) = connection.execute(
             f"explain (analyze, buffers, format json) {statement.driver}".encode(), parameters
         ).fetchone()
+        connection.rollback()
         top = answer[0]["Plan"]
         return top, top["Shared Hit Blocks"] + top["Shared Read Blocks"]
 
@@ -119,3 +132,13 @@ def test_a_look_reads_by_an_index_and_no_more_of_a_backlog_ten_times_as_long(loa
         ]
         assert not whole, json.dumps(top, indent=1)
         assert touched <= MOST[name], json.dumps(top, indent=1)
+
+
+PAUSED = "insert into durable.pauses (what, name, by_whom, reason) values ('kind', 'test.pending', 'dana', 'a test')"
+
+
+def test_the_row_that_is_late_is_looked_for_no_further_than_the_limit(loaded):
+    """Every due row is paused, so none is found: the whole share of each queue is read."""
+    for engine in loaded:
+        top, touched = ran(engine, *LOOKS["queues"], before=PAUSED)
+        assert touched <= sample.MOST_DUE, json.dumps(top, indent=1)

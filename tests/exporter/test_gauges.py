@@ -47,9 +47,58 @@ def test_the_oldest_ready_row_has_a_time_and_a_queue_without_one_has_no_series(m
     assert shown.all("durable_queue_oldest_ready_timestamp_seconds") == {("durable",): pytest.approx(due_at, abs=1e-3)}
 
 
+READY = "durable_queue_oldest_ready_timestamp_seconds"
+
+
+def test_what_waits_on_purpose_is_not_late(make, declare, database, engine, row, clock, page):
+    """A paused queue, a paused kind, a held row and one behind its line: whoever is on call sleeps on."""
+    mail, letters, lined = declare(queue="mail"), declare(), declare(queue="lines")
+    make(mail)
+    make(letters)
+    held = make()
+    make(lined, state="processing", ordering_key="a")
+    make(lined, ordering_key="a")
+    with database.transaction() as tx:
+        deliveries.pause(tx, "queue", "mail", by="dana", reason="the mail server moves")
+        deliveries.pause(tx, "kind", letters.name, by="dana", reason="a wrong price")
+    with engine.begin() as tx:
+        tx.execute(text("update durable.deliveries set held_reason = 'stumbled' where id = :id"), {"id": held.id})
+    clock.advance(seconds=600)
+    shown = page()
+    assert shown.all(READY) == {}
+    assert shown.all("durable_held") == {("durable", row(held.id).kind, "pending"): 1}
+    assert sum(shown.all("durable_deliveries").values()) == 5
+    free = make()
+    assert page().all(READY) == {("durable",): pytest.approx(row(free.id).due_at.timestamp(), abs=1e-3)}
+    with database.transaction() as tx:
+        deliveries.resume(tx, "queue", "mail", by="dana")
+        deliveries.release(tx, held.id, by="dana", reason="the trigger is gone")
+    shown = page()
+    assert shown.value(READY, queue="durable") == pytest.approx(row(held.id).due_at.timestamp(), abs=1e-3)
+    assert shown.value(READY, queue="mail") is not None
+    assert shown.all("durable_held") == {}
+
+
+def test_a_pile_of_a_paused_kind_does_not_hide_a_row_that_is_late(
+    make, declare, database, row, clock, monkeypatch, page
+):
+    """One row is read at each instant, and five paused ones lie before the one that is free."""
+    monkeypatch.setattr(sample, "MOST_DUE", len(sample.SINCE_SECONDS))
+    letters = declare()
+    for _ in range(5):
+        make(letters)
+    with database.transaction() as tx:
+        deliveries.pause(tx, "kind", letters.name, by="dana", reason="a wrong price")
+    clock.advance(seconds=200)
+    free = make()
+    clock.advance(seconds=200)
+    make(letters)
+    assert page().all(READY) == {("durable",): pytest.approx(row(free.id).due_at.timestamp(), abs=1e-3)}
+
+
 def test_a_count_at_its_limit_is_the_planners_estimate_and_says_so(make, declare, engine, monkeypatch, page):
-    """Twelve rows of one queue and two of another, of which six are read: the planner knows of fourteen."""
-    monkeypatch.setattr(sample, "COUNT_LIMIT", 6)
+    """Twelve rows of one queue and two of another, of which eight are read at most: the planner knows of fourteen."""
+    monkeypatch.setattr(sample, "COUNT_LIMIT", 10)
     one, other = declare(), declare(queue="mail")
     for _ in range(12):
         make(one)
@@ -63,6 +112,37 @@ def test_a_count_at_its_limit_is_the_planners_estimate_and_says_so(make, declare
         ("mail", other.name, "pending"): 2,
     }
     assert shown.all("durable_deliveries_estimated") == {("durable", "pending"): 1}
+
+
+def test_of_several_long_queues_each_has_at_least_what_was_read(make, declare, engine, monkeypatch, page):
+    monkeypatch.setattr(sample, "COUNT_LIMIT", 12)
+    kinds = [declare(queue=f"q{number}") for number in range(3)]
+    for kind, rows in zip(kinds, (1, 9, 20), strict=True):
+        for _ in range(rows):
+            make(kind)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as tx:
+        tx.execute(text("vacuum analyze durable.deliveries"))
+    shown = page()
+    # Two for each, and the seven that are left go to the two that have more.
+    assert {queue: count for (queue, _, _), count in shown.all("durable_deliveries").items()} == {
+        "q0": 1,
+        "q1": 3,
+        "q2": 3,
+    }
+    assert set(shown.all("durable_deliveries_estimated")) == {("q1", "pending"), ("q2", "pending")}
+
+
+def test_dead_letters_are_counted_though_masses_were_discarded_after_them(make, declare, database, monkeypatch, page):
+    monkeypatch.setattr(sample, "COUNT_LIMIT", 3)
+    kind, other = declare(), declare()
+    make(kind, state="dead")
+    for _ in range(2):
+        make(kind, state="failed")
+    for _ in range(6):
+        gone = make(other, state="dead")
+        with database.transaction() as tx:
+            deliveries.discard(tx, gone.id, by="dana", reason="that customer is gone")
+    assert page().all("durable_dead_letters") == {(kind.name,): 3}
 
 
 def test_what_is_paused_is_shown_until_it_is_resumed(database, page, clock):
@@ -115,16 +195,16 @@ def test_the_page_says_what_it_is_made_by_and_of_what(page):
 def test_one_look_that_fails_is_counted_and_the_others_stand(make, observer, engine):
     make()
     with engine.begin() as tx:
-        tx.execute(text("alter table durable.pauses rename to pauses_away"))
+        tx.execute(text("alter table durable.loops rename to loops_away"))
     try:
         observer.observe()
         observer.observe()
     finally:
         with engine.begin() as tx:
-            tx.execute(text("alter table durable.pauses_away rename to pauses"))
+            tx.execute(text("alter table durable.loops_away rename to loops"))
     shown = Page(observer)
-    assert shown.all("durable_exporter_errors_total") == {("pauses",): 2}
-    assert shown.all("durable_paused") == {}
+    assert shown.all("durable_exporter_errors_total") == {("loops",): 2}
+    assert shown.all("durable_loop_failed") == {}
     assert len(shown.all("durable_deliveries")) == 1
     assert observer.is_ready
     assert [check["name"] for check in observer.checks() if check["status"] != "pass"][-1] == "looks"

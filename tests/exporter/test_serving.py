@@ -149,7 +149,7 @@ def test_a_sample_that_hangs_makes_it_not_ready_and_its_connection_is_given_up(e
     observer.start()
     try:
         until(lambda: observer.is_ready)
-        relay.silence_before(b"hop")
+        relay.silence_before(b"waiting_queues")
         until(lambda: not observer.is_ready)
         assert observer.series()
         until(lambda: observer.is_ready)
