@@ -2,7 +2,8 @@
 What has happened: rows that ended, journal lines and new rows are read once each, in their order, a batch at a time.
 
 The counters begin at zero with the process. They count a little behind the clock, so that whoever wrote a row earlier
-has committed it; what is committed later still is in no counter.
+has committed it; what is committed later still is in no counter. On a replica they count as far behind what has reached
+it, however late that is.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class Tails:
         place = self.places.get("enqueued")
         if place is None:
             (row,) = run(connection, _statements.enqueued_until, lag_seconds=ENQUEUE_LAG_SECONDS)
-            self.places["enqueued"] = Place(row["until"], row["until_id"])
+            if row["until"] is not None:
+                self.places["enqueued"] = Place(row["until"], row["until_id"])
             return
         rows = run(connection, _statements.enqueued, id=place.id, limit=self.batch, lag_seconds=ENQUEUE_LAG_SECONDS)
         for row in rows:
@@ -110,13 +112,14 @@ class Tails:
                 self.series["durable_enqueued_total"].add((row["queue"], row["kind"]), row["rows"])
         if rows[0]["read"] == self.batch:
             self.places["enqueued"] = Place(_made_at(rows[0]["kept_id"], rows[0]["until"]), rows[0]["kept_id"])
-        else:
+        elif rows[0]["until"] is not None:
             self.places["enqueued"] = Place(rows[0]["until"], max(place.id, rows[0]["until_id"]))
 
     def _place(self, name: str, connection: Connection, last: Any) -> Place | None:
         if name not in self.places:
             (row,) = run(connection, _statements.finished_until, lag_seconds=LAG_SECONDS)
-            self.places[name] = Place(row["until"], last)
+            if row["until"] is not None:
+                self.places[name] = Place(row["until"], last)
             return None
         return self.places[name]
 
@@ -127,7 +130,7 @@ class Tails:
         first, place = rows[0], self.places[name]
         if first["read"] == self.batch:
             self.places[name] = Place(first["kept_at"], first["kept_id"])
-        elif first["until"] > place.at:  # a clock that was set back leaves the place where it was
+        elif first["until"] is not None and first["until"] > place.at:  # a clock set back leaves the place where it was
             self.places[name] = Place(first["until"], last)
 
 

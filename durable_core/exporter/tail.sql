@@ -1,13 +1,14 @@
 -- name: finished_until
--- The instant up to which finished rows and journal lines are counted: whoever wrote one earlier has committed it.
-select durable.durable_now() - make_interval(secs => :lag_seconds) as until
+-- The instant up to which finished rows and journal lines are counted: whoever wrote one earlier has committed it, and a
+-- replica has it. Null on a replica that does not know yet how far it is.
+select durable.known_until() - make_interval(secs => :lag_seconds) as until
 
 -- name: finished
 -- The rows that ended after the place where the look before stopped, by the index of their end, at most the limit: how
 -- many of each queue, kind and state, and of those that were sent each of three times by its bucket. `kept_at` and
 -- `kept_id` are the last row read, `read` how many were.
 with clock as materialized (
-    select durable.durable_now() - make_interval(secs => :lag_seconds) as until
+    select durable.known_until() - make_interval(secs => :lag_seconds) as until
 ),
 done as materialized (
     select d.id, d.queue, d.kind, d.state, d.due_at, d.claimed_at, d.created_at, d.finished_at
@@ -50,7 +51,7 @@ left join told t on true
 -- The attempts whose end is in the journal, read on from where the look before stopped, at most the limit: the failed,
 -- the lost and the cancelled, by the queue and kind of their row.
 with clock as materialized (
-    select durable.durable_now() - make_interval(secs => :lag_seconds) as until
+    select durable.known_until() - make_interval(secs => :lag_seconds) as until
 ),
 lines as materialized (
     select j.row_id, j.seq, j.at, j.contract, j.move, j.from_state, j.to_state, j.reason
@@ -96,7 +97,7 @@ left join told t on true
 -- The rows whose ids were made after the one where the look before stopped, by the primary key, at most the limit. An id
 -- begins with the millisecond at which its caller made it.
 with clock as materialized (
-    select durable.durable_now() - make_interval(secs => :lag_seconds) as until
+    select durable.known_until() - make_interval(secs => :lag_seconds) as until
 ),
 bound as materialized (
     select c.until, cast(
@@ -125,7 +126,7 @@ left join told t on true
 -- name: enqueued_until
 -- The id up to which enqueued rows are counted, and its instant.
 with clock as materialized (
-    select durable.durable_now() - make_interval(secs => :lag_seconds) as until
+    select durable.known_until() - make_interval(secs => :lag_seconds) as until
 )
 select c.until, cast(cast(
     lpad(to_hex(cast(floor(extract(epoch from c.until) * 1000) as bigint)), 12, '0') || repeat('f', 20) as uuid) as text

@@ -190,3 +190,20 @@ def test_every_sweep_of_the_code_has_its_interval_on_the_page(page):
 @pytest.mark.parametrize("outcome", ["retry", "failed", "dead", "cancelled", "lease_lost", "given_back", "committed"])
 def test_each_outcome_is_named_in_the_help_of_its_metric(outcome):
     assert outcome in metrics.BY_NAME[ATTEMPTS].help
+
+
+def test_a_replica_that_restarts_keeps_its_place_until_it_knows_how_far_it_is(make, engine, clock, page, later):
+    """Nothing has reached it since it started; `tests/faults/test_exporter_on_a_replica.py` has a real one."""
+    make(state="sent")
+    with engine.begin() as tx:
+        known = tx.scalar(text("select pg_get_functiondef('durable.known_until()'::regprocedure)"))
+        tx.execute(text("create or replace function durable.known_until() returns timestamptz"
+                        " language sql volatile return cast(null as timestamptz)"))  # fmt: skip
+    try:
+        assert later().all("durable_attempts_total") == {}
+    finally:
+        with engine.begin() as tx:
+            tx.execute(text(known))
+    counted = page()
+    assert sum(counted.all("durable_attempts_total").values()) == 1
+    assert sum(counted.all("durable_enqueued_total").values()) == 1
