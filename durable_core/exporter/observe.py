@@ -12,12 +12,12 @@ from typing import Any
 from sqlalchemy import Connection
 
 from durable_core.database.connections import Database
-from durable_core.database.transactions import DATABASE_ERRORS, said
+from durable_core.database.transactions import DATABASE_ERRORS, Row, said
 from durable_core.exporter import sample
 from durable_core.exporter.metrics import METRICS, Labels, Series
 from durable_core.exporter.sample import Gauges
 from durable_core.exporter.tail import Tails, counters
-from durable_core.sweeps import LATE_AFTER, SWEEPS
+from durable_core.sweeps import SWEEPS, is_late, loops
 
 log = logging.getLogger("durable.exporter")
 
@@ -50,6 +50,7 @@ class Observer:
         self._gauges: Gauges = {}
         self._counters = counters()
         self._succeeded: dict[Labels, float] = {}
+        self._loops: dict[str, Row] = {}
         self._lock = threading.Lock()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="durable-exporter", daemon=True)
@@ -82,11 +83,16 @@ class Observer:
             "dead": sample.dead,
             "pauses": sample.pauses,
             "schedules": sample.schedules,
-            "loops": sample.loops,
+            "loops": self._look_at_loops,
             "finished": self.tails.finished,
             "journal": self.tails.journal,
             "enqueued": self.tails.enqueued,
         }
+
+    def _look_at_loops(self, connection: Connection) -> Gauges:
+        rows = loops(connection)
+        self._loops = {row["name"]: row for row in rows}
+        return sample.loops(rows)
 
     def observe(self) -> None:
         """Take one sample. Raises nothing that the database raises."""
@@ -170,22 +176,27 @@ class Observer:
                    "run `durable migrate`, or deploy the version that knows this revision"),
         )  # fmt: skip
         if supported:
-            checks += [self._sweep(name, gauges) for name in self.sweeps]
+            checks += [self._sweep(name) for name in self.sweeps]
             broken = ", ".join(f"{name}: {error}" for name, error in sorted(failed.items()))
             checks.append(
                 _check("looks", not failed, broken or "all answered", "look at the log of the exporter", soft=True)
             )
         return checks
 
-    def _sweep(self, name: str, gauges: Gauges) -> dict[str, Any]:
-        at = gauges["durable_loop_last_success_timestamp_seconds"].get((name,))
-        age = None if at is None else time.time() - at
-        # A minute more, for this clock is not the database's.
-        late = age is None or age > LATE_AFTER * self.sweeps[name] + 60
-        return _check(
-            f"sweep {name}", not late, "never seen to end well" if age is None else f"ended well {age:.0f} s ago",
-            "see that a beat runs, and a worker that reads durable.control", soft=True,
-        )  # fmt: skip
+    def _sweep(self, name: str) -> dict[str, Any]:
+        """Late as `durable status` says it, by the database's clock, when it was last looked at."""
+        row = self._loops.get(name)
+        age = None if row is None else float(row["age_seconds"])
+        failed = row is not None and row["error"] is not None
+        observed = "never seen to begin" if age is None else f"began {age:.0f} s before the last sample"
+        if failed:
+            observed += "; its last run failed"
+        fix = (
+            "`durable status` says why it failed"
+            if failed
+            else "see that a beat runs, and a worker that reads durable.control"
+        )
+        return _check(f"sweep {name}", not (failed or is_late(age, self.sweeps[name])), observed, fix, soft=True)
 
 
 def _check(name: str, good: bool, observed: str, fix: str, *, soft: bool = False) -> dict[str, Any]:

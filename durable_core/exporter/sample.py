@@ -156,13 +156,17 @@ def schedules(connection: Connection) -> Gauges:
     return {"durable_schedule_next_slot_timestamp_seconds": {(row["kind"],): row["next_slot"] for row in rows}}
 
 
-def loops(connection: Connection) -> Gauges:
-    rows = [row for row in run(connection, _statements.loops) if row["ended_at"] is not None]
+def loops(rows: list[Row]) -> Gauges:
+    """What the sweeps' own lines say, as `sweeps.loops` reads them; what a line holds of an error stays there."""
+    ended = [row for row in rows if row["ended_at"] is not None]
+    # While one runs, its line holds the end of the run before.
+    done = [row for row in ended if row["ended_at"] >= row["began_at"]]
     return {
         "durable_loop_last_success_timestamp_seconds": {
-            (row["name"],): row["ended_at"] for row in rows if not row["failed"]
+            (row["name"],): row["ended_at"].timestamp() for row in ended if row["error"] is None
         },
-        # While one runs, its line holds the end of the run before.
-        "durable_loop_last_duration_seconds": {(row["name"],): row["seconds"] for row in rows if row["seconds"] >= 0},
-        "durable_loop_failed": {(row["name"],): float(row["failed"]) for row in rows},
+        "durable_loop_last_duration_seconds": {
+            (row["name"],): (row["ended_at"] - row["began_at"]).total_seconds() for row in done
+        },
+        "durable_loop_failed": {(row["name"],): float(row["error"] is not None) for row in ended},
     }

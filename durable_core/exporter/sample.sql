@@ -135,9 +135,3 @@ select s.kind, cast(extract(epoch from s.next_slot) as float8) as next_slot
 from durable.schedules s
 where s.paused_at is null or s.paused_until <= (select durable.durable_now())
 limit :limit
-
--- name: loops
--- A line for each sweep: when it last ended, how long it took, whether it failed.
-select l.name, cast(extract(epoch from l.ended_at) as float8) as ended_at, l.error is not null as failed,
-    cast(extract(epoch from l.ended_at - l.began_at) as float8) as seconds
-from durable.loops l

@@ -181,6 +181,25 @@ def test_a_sweep_that_fails_keeps_the_time_at_which_it_last_went_well(database, 
     assert "secret" not in after.text
 
 
+def test_health_says_that_a_sweep_is_late_when_status_does_by_the_databases_clock(database, engine, clock, observer):
+    def reap():
+        observer.observe()
+        (found,) = [check for check in observer.checks() if check["name"] == "sweep reap"]
+        return found
+
+    assert reap()["status"] == "warn"
+    sweeps.run_sweep(database, sweeps.named("reap"), sweeps.Bounds())
+    assert reap()["status"] == "pass"
+    clock.advance(seconds=sweeps.LATE_AFTER * sweeps.named("reap").interval + 1)
+    late = reap()
+    assert (late["status"], "beat" in late["fix"]) == ("warn", True)
+    with engine.begin() as tx:
+        tx.execute(text("update durable.loops set began_at = durable.durable_now(), ended_at = durable.durable_now(),"
+                        " error = 'no such table: a secret'"))  # fmt: skip
+    failed = reap()
+    assert (failed["status"], "failed" in failed["observed"], "secret" in str(failed)) == ("warn", True, False)
+
+
 def test_the_page_says_what_it_is_made_by_and_of_what(page):
     shown = page()
     assert shown.value("durable_up") == 1
