@@ -3,7 +3,8 @@
 -- failures and acts of people, not the happy path.
 
 -- What a person must look at: without what a person discarded, and each state by itself. Neither a million discarded
--- rows nor a million failed ones stand before the dead one that is looked for.
+-- rows nor a million failed ones stand before the dead one that is looked for. The first look after a bulk discard passes
+-- the entries that it left behind, and marks them; the next one does not.
 create index deliveries_still_failed on durable.deliveries (finished_at)
     where state = 'failed' and discarded_at is null;
 create index deliveries_still_dead on durable.deliveries (finished_at)
