@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,18 +12,20 @@ from alembic.util import CommandError as AlembicError
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from durable_core.cli.exits import TooSlow
+from durable_core.cli.exits import NoAnswer, TooSlow
 from durable_core.cli.output import Output
 from durable_core.cli.where import Where, options
+from durable_core.database import looking as bounds
 from durable_core.database import migrate as migrations
 from durable_core.database.connections import Database
-from durable_core.database.statements import beside, current_schema, use_schema
-from durable_core.database.transactions import CANCELED, run, sqlstate
-
-_statements = beside(__file__)
+from durable_core.database.statements import current_schema, use_schema
+from durable_core.database.transactions import CANCELED, sqlstate
 
 READ_SECONDS = 5.0
 """No read of ours runs longer: looking at a struggling database must not add to its load."""
+
+ANSWER_SECONDS = 10.0
+"""All of a look is over by then, and a second more; also where the database takes connections and says nothing."""
 
 
 @contextmanager
@@ -30,23 +33,34 @@ def reading(database: Database) -> Iterator[tuple[Connection, str]]:
     """
     One snapshot, read-only and bounded in time, of a schema that this code supports; and its revision.
 
-    Raises SchemaBehind and TooSlow. The bounds are the transaction's own, so a pooled connection keeps nothing of them.
+    Raises SchemaBehind, TooSlow and NoAnswer.
     """
+    began = time.monotonic()
+    look = bounds.looking(
+        database, statement_seconds=READ_SECONDS, answer_seconds=ANSWER_SECONDS, snapshot=True, aside=True
+    )
     try:
-        with (
-            database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection,
-            connection.begin(),
-        ):
-            run(connection, _statements.bound, milliseconds=str(int(READ_SECONDS * 1000)))
+        with look as connection:
             revision = migrations.check(connection)
             yield connection, revision
+    except bounds.NoAnswer as error:
+        raise NoAnswer(_silent()) from error
     except DBAPIError as error:
-        if sqlstate(error) != CANCELED:
-            raise
-        raise TooSlow(
-            f"the database did not answer within {READ_SECONDS:g} s, which is all that a look gets: it is busy, or "
-            "somebody has a table locked. Nothing was changed; try again, or ask for less."
-        ) from error
+        if sqlstate(error) == CANCELED:
+            raise TooSlow(
+                f"the database did not answer within {READ_SECONDS:g} s, which is all that a look gets: it is busy, or "
+                "somebody has a table locked. Nothing was changed; try again, or ask for less."
+            ) from error
+        if error.connection_invalidated and time.monotonic() - began >= ANSWER_SECONDS:
+            raise NoAnswer(_silent()) from error
+        raise
+
+
+def _silent() -> str:
+    return (
+        f"the database takes connections and has not answered for {ANSWER_SECONDS:g} s: it is frozen, or the way to it "
+        "is cut. Nothing was changed; see that the server runs and can be reached, then try again."
+    )
 
 
 @click.command()

@@ -59,6 +59,12 @@ class TooSlow(CommandError):
     reason = "STATEMENT_TIMEOUT"
 
 
+class NoAnswer(CommandError):
+    """A look was given up: the database took the connection, and then said nothing."""
+
+    reason = "NO_ANSWER"
+
+
 @dataclass(frozen=True)
 class Failure:
     """How a command ends that did not work: `reason` for programs, `message` for people."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
 from sqlalchemy import Connection
 
+from durable_core.database import looking as bounds
 from durable_core.database.connections import Database
 from durable_core.database.poolers import behind_pooler, refuse_unsafe_pooler
 from durable_core.database.statements import beside, current_schema
@@ -31,12 +32,9 @@ LEAST_DEAD_ROWS = 50_000
 """Fewer dead versions of rows slow nothing down, whatever their share."""
 
 
-@contextmanager
-def looking(database: Database) -> Iterator[Connection]:
+def looking(database: Database) -> AbstractContextManager[Connection]:
     """One short transaction that cannot write, every statement of it bounded; also where the server says nothing."""
-    with database.bounded(LOOK_SECONDS).transaction() as connection:
-        run(connection, _statements.bound, milliseconds=str(int(LOOK_SECONDS * 1000)))
-        yield connection
+    return bounds.looking(database, statement_seconds=LOOK_SECONDS, answer_seconds=LOOK_SECONDS)
 
 
 def inside(database: Database, look: Callable[[Connection], Iterable[Finding]]) -> Callable[[], list[Finding]]:

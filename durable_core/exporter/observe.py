@@ -46,7 +46,7 @@ class Observer:
         """By `time.monotonic()`: the last sample that the database answered."""
         self.failed: dict[str, str] = {}
         """The looks of the last sample that failed, and what they met."""
-        self._database = database.bounded(sample.ANSWER_SECONDS)
+        self._database = database
         self._gauges: Gauges = {}
         self._counters = counters()
         self._succeeded: dict[Labels, float] = {}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 from sqlalchemy import Connection
 
 from durable_core import __version__
+from durable_core.database import looking as bounds
 from durable_core.database import migrate
 from durable_core.database.connections import Database
 from durable_core.database.statements import beside
@@ -39,12 +39,9 @@ Gauges: TypeAlias = dict[str, dict[Labels, float]]
 """The series of some gauges: by the metric's name, and by its labels."""
 
 
-@contextmanager
-def looking(database: Database) -> Iterator[Connection]:
-    """A transaction for one look: read-only, and bounded on the server and here. `database` is bounded already."""
-    with database.transaction() as connection:
-        run(connection, _statements.bound, milliseconds=str(int(STATEMENT_SECONDS * 1000)))
-        yield connection
+def looking(database: Database) -> AbstractContextManager[Connection]:
+    """A transaction for one look: read-only, and bounded on the server and here."""
+    return bounds.looking(database, statement_seconds=STATEMENT_SECONDS, answer_seconds=ANSWER_SECONDS)
 
 
 def schema(connection: Connection) -> Gauges:

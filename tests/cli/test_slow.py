@@ -8,6 +8,7 @@ from click.testing import Result
 from sqlalchemy import Connection, Engine, text
 
 from durable_core.cli import database as room
+from durable_core.database import looking
 from durable_core.testing import Made
 from tests.cli.conftest import error_of
 
@@ -55,7 +56,7 @@ def test_a_page_that_takes_too_long_says_how_many_there_are_by_estimate(
         tx.execute(text(ROWS))
         tx.execute(text("analyze durable.deliveries"))
     monkeypatch.setattr(room, "READ_SECONDS", 0.3)
-    real = room.run
+    real = looking.run
     for line, about in ((("--kind", "test.slow"), "30,000"), (("--kind", "test.slow", "--state", "dead"), "1")):
         with other_engine.connect() as locking:
             locking.execute(text("lock table durable.deliveries in access exclusive mode"))
@@ -69,7 +70,7 @@ def test_a_page_that_takes_too_long_says_how_many_there_are_by_estimate(
                     locking.rollback()
                 return real(*given, **parameters)
 
-            monkeypatch.setattr(room, "run", bound)
+            monkeypatch.setattr(looking, "run", bound)
             result = durable("deliveries", "list", *line, "--json")
         assert (result.exit_code, error_of(result)) == (1, "STATEMENT_TIMEOUT")
         assert f"estimate of how many there are: about {about}, by the planner" in result.stderr

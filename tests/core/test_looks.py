@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from durable_core.cli import database as room
+from durable_core.database import looking as bounds
 from durable_core.deliveries import bulk, find, groups, history, read, survey
 from durable_core.testing import create_database, drop_database, migrated
 
@@ -79,7 +79,7 @@ def ran(engine, statement, look=True, **parameters):
     url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url) as connection:
         if look:
-            connection.execute(room._statements.bound.driver.encode(), {"milliseconds": "60000"})
+            connection.execute(bounds._statements.bound.driver.encode(), {"milliseconds": "60000"})
         connection.execute("set local plan_cache_mode = force_custom_plan")
         explain = f"explain (analyze, buffers, format json) {statement.driver}"
         (answer,) = connection.execute(explain.encode(), parameters).fetchone()

@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
+from durable_core.database import looking as bounds
 from durable_core.deliveries.read import COUNT_LIMIT
 from durable_core.exporter import sample, tail
 from durable_core.exporter.metrics import BY_NAME
@@ -104,7 +105,7 @@ def ran(engine, statement, parameters, before="select"):
     url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url) as connection:
         connection.execute(before)
-        connection.execute(sample._statements.bound.driver, {"milliseconds": "60000"})
+        connection.execute(bounds._statements.bound.driver, {"milliseconds": "60000"})
         (answer,) = connection.execute(
             f"explain (analyze, buffers, format json) {statement.driver}".encode(), parameters
         ).fetchone()
@@ -115,7 +116,7 @@ def ran(engine, statement, parameters, before="select"):
 
 def test_every_statement_of_the_exporter_is_looked_at_here():
     known = {statement.name for statements in (sample._statements, tail._statements) for statement in statements}
-    assert known - {"bound"} == set(LOOKS) == set(MOST)
+    assert known == set(LOOKS) == set(MOST)
 
 
 @pytest.mark.full_size

@@ -13,14 +13,11 @@ from typing import TypeVar
 from durable_core.claims import journal
 from durable_core.claims.journal import Line
 from durable_core.database import migrate as migrations
-from durable_core.database.connections import Database, raw
-from durable_core.database.statements import beside
-from durable_core.database.transactions import run
+from durable_core.database.connections import Database
+from durable_core.database.looking import looking
 from durable_core.deliveries import read
 from durable_core.deliveries.read import Delivery
 from durable_core.deliveries.waiting import Wait, waits_of
-
-_statements = beside(__file__)
 
 READ_SECONDS = 5.0
 """No statement runs longer: looking at a struggling database must not add to its load."""
@@ -56,19 +53,14 @@ def look(database: Database, row_id: str) -> Seen:
     behind a pooler statements prepared long ago may be mixed up. Raises NotFound, SchemaBehind or what the database
     raises.
     """
-    engine = database.background().engine
+    own = database.background()
     try:
-        with (
-            engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection,
-            database.watch.over(raw(connection), READ_SECONDS),
-            connection.begin(),
-        ):
-            run(connection, _statements.bound, milliseconds=str(int(READ_SECONDS * 1000)))
+        with looking(own, statement_seconds=READ_SECONDS, answer_seconds=READ_SECONDS, snapshot=True) as connection:
             migrations.check(connection)
             row = read.get(connection, row_id)
             return Seen(row, waits_of(connection, row), journal.read(connection, row.id), read.now(connection))
     finally:
-        engine.dispose()
+        own.engine.dispose()
 
 
 _free = threading.BoundedSemaphore(AT_ONCE)
