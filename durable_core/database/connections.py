@@ -12,7 +12,7 @@ from typing import Any, cast
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session, sessionmaker
@@ -93,7 +93,7 @@ class Database:
         pooled = self.engine.raw_connection()
         driver = cast("psycopg.Connection[Any]", pooled.dbapi_connection)
         try:
-            if _isolation_of(pooled, driver) == _READ_COMMITTED:
+            if _default_isolation(pooled, driver) == _READ_COMMITTED:
                 if not driver.autocommit:
                     # Undone wherever it goes back to the pool, also where nobody is left to give it back.
                     record: Any = getattr(pooled, "_connection_record")  # noqa: B009  # as SQLAlchemy's own levels do it
@@ -204,29 +204,19 @@ def _no_autocommit(driver: psycopg.Connection[Any]) -> None:
         driver.autocommit = False
 
 
-def _isolation_of(pooled: PoolProxiedConnection, driver: psycopg.Connection[Any]) -> str:
-    """As `_default_isolation`, on the connection in hand."""
-    level = pooled.info.get(_SESSION_DEFAULT)
+def _one_statement_at_a_time(connection: Connection) -> None:
+    """Each statement its own transaction, where that is READ COMMITTED by default: then `begin` sends nothing."""
+    connection.execution_options(isolation_level="AUTOCOMMIT")
+    if _default_isolation(connection, raw(connection)) != _READ_COMMITTED:
+        connection.execution_options(isolation_level="READ COMMITTED")
+
+
+def _default_isolation(connection: Connection | PoolProxiedConnection, driver: psycopg.Connection[Any]) -> str:
+    """The session's default isolation level, asked once per database connection, of the driver that is under it."""
+    level = connection.info.get(_SESSION_DEFAULT)
     if level is None:
         with driver.cursor(row_factory=tuple_row) as cursor:
             (level,) = cursor.execute(_ASKED).fetchone() or (None,)
         driver.rollback()
-        pooled.info[_SESSION_DEFAULT] = level
-    return str(level)
-
-
-def _one_statement_at_a_time(connection: Connection) -> None:
-    """Each statement its own transaction, where that is READ COMMITTED by default: then `begin` sends nothing."""
-    connection.execution_options(isolation_level="AUTOCOMMIT")
-    if _default_isolation(connection) != _READ_COMMITTED:
-        connection.execution_options(isolation_level="READ COMMITTED")
-
-
-def _default_isolation(connection: Connection) -> str:
-    """The session's default isolation level, asked once per database connection."""
-    level = connection.info.get(_SESSION_DEFAULT)
-    if level is None:
-        level = connection.scalar(text(_ASKED))
-        connection.rollback()
         connection.info[_SESSION_DEFAULT] = level
     return str(level)

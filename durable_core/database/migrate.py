@@ -14,7 +14,6 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import OperationalError
 
 from durable_core.database.connections import raw
 from durable_core.database.statements import current_schema, in_schema
@@ -165,8 +164,3 @@ def _is_ahead(connection: Connection, at: str | None) -> bool:
     if allowed is None or allowed[1] != at or int(newest()) < int(allowed[2]):
         raise SchemaAhead(current_schema(), at, newest())
     return True
-
-
-def unreachable(error: BaseException) -> bool:
-    """Whether a check failed because the database did not answer, which says nothing about its schema."""
-    return isinstance(error, OperationalError)
