@@ -15,10 +15,10 @@ from durable_core.cli.exits import TooSlow
 from durable_core.cli.find import one_delivery
 from durable_core.cli.output import Output, instant, note, span
 from durable_core.cli.where import Where, options
-from durable_core.cli.why import says, why
 from durable_core.deliveries import read
 from durable_core.deliveries.read import MOST_PER_PAGE, Delivery
 from durable_core.deliveries.waiting import waits_of
+from durable_core.deliveries.why import attempts, says, why
 from durable_core.states import DeliveryState
 
 if TYPE_CHECKING:
@@ -159,12 +159,6 @@ def _learn_secrets(durable: Durable) -> None:
 
 
 # --- words about one row -----------------------------------------------------------------------------
-
-
-def attempts(row: Delivery) -> str:
-    """How much of the budget is used: "2 of 5". Interruptions have a budget of their own and are left out."""
-    running = row.state in (DeliveryState.PROCESSING, DeliveryState.SENT)
-    return f"{row.failures + running} of {row.max_attempts}"
 
 
 def _due(row: Delivery, now: datetime) -> str:

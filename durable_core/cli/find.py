@@ -15,11 +15,11 @@ from durable_core.cli.database import reading
 from durable_core.cli.exits import CommandError
 from durable_core.cli.output import Output, note
 from durable_core.cli.where import Where, options
-from durable_core.cli.why import says, why
 from durable_core.deliveries import read
 from durable_core.deliveries.find import MOST, Found, find
 from durable_core.deliveries.read import Delivery
 from durable_core.deliveries.waiting import Cause, waits_of
+from durable_core.deliveries.why import says, why
 from durable_core.states import DeliveryState
 
 if TYPE_CHECKING:

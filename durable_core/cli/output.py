@@ -13,10 +13,13 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import click
+
+from durable_core.deliveries.why import instant as instant  # said again for the commands
+from durable_core.deliveries.why import span as span
 
 _URL_PASSWORD = re.compile(r"(://[^:/@\s]*:)\S*@")
 _WORD_PASSWORD = re.compile(r"\b(password\s*=\s*)\S+", re.IGNORECASE)
@@ -43,19 +46,6 @@ def safe(text: str) -> str:
     """One line without control characters: what a row holds must not steer a terminal or break a table."""
     text = masked(text).replace("\r\n", "\n").replace("\n", " ⏎ ")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def instant(at: datetime) -> str:
-    """ISO 8601 in UTC."""
-    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
-def span(seconds: float) -> str:
-    """A duration for people, in its two largest units: `45s`, `3m 20s`, `2d 4h`."""
-    whole = max(0, int(seconds))
-    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "m"), (whole % 60, "s")]
-    first = next((index for index, (count, _) in enumerate(parts) if count), 3)
-    return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count) or "0s"
 
 
 def plain(value: Any) -> Any:

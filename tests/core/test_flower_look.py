@@ -19,6 +19,7 @@ from durable_core.celery_binding.flower.look import READ_SECONDS, look
 from durable_core.database.connections import Database
 from durable_core.deliveries import Cause
 from durable_core.deliveries.read import Delivery
+from durable_core.deliveries.why import why
 from durable_core.errors import NotFound
 from durable_core.testing import Made
 from tests.relay import Relay
@@ -45,13 +46,13 @@ def test_a_look_has_the_row_what_it_waits_for_and_its_journal(database: Database
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ("pending", "It waits for a free worker that reads queue durable."),
-        ("processing", "in process "),
-        ("sent", "Done: "),
-        ("failed", "Given up for good. "),
-        ("dead", "Its budget is spent. "),
-        ("canceled", "Taken back "),
-        ("expired", "Its time to be useful passed "),
+        ("pending", "it waits for a free worker that reads queue durable."),
+        ("processing", "Running for "),
+        ("sent", "Done at 20"),
+        ("failed", "Given up for good at 20"),
+        ("dead", "Its budget was spent at 20"),
+        ("canceled", "Canceled at 20"),
+        ("expired", "Expired at 20"),
     ],
 )
 def test_every_state_has_its_words(database: Database, make: Make, state: str, says: str) -> None:
@@ -65,6 +66,31 @@ def test_every_state_has_its_words(database: Database, make: Make, state: str, s
     assert ("Finished" in told) == (state not in ("pending", "processing"))
 
 
+def test_the_page_and_the_command_say_the_same_but_for_what_a_customer_wrote(
+    database: Database, engine: Engine, make: Make
+) -> None:
+    first = make(ordering_key="order of anna", state="processing").id
+    row_id = make(ordering_key="order of anna").id
+    hold = text("update durable.deliveries set held_reason = 'RaiseException: refuses anna' where id = :id")
+    with engine.begin() as connection:
+        connection.execute(hold, {"id": row_id})
+    seen = look(database, row_id)
+    command = why(seen.row, seen.waits, seen.now, seen.lines)
+    assert len(command) == 2
+
+    def page(payload: bool) -> list[str]:
+        told = words.reasons(seen, payload=payload)
+        assert [reason.other for reason in told] == [None, first]
+        return [f"{reason.says}{reason.other or ''}{reason.after}" for reason in told]
+
+    assert page(payload=True) == [sentence[0].upper() + sentence[1:] for sentence in command]
+    assert page(payload=False) == [
+        "Held back by a sweep that failed on it (RaiseException); "
+        f"release it with `durable deliveries release {row_id}`.",
+        f"Behind delivery {first} of the same ordering key, which is processing.",
+    ]
+
+
 def test_a_lease_that_lapsed_is_no_running_handler(database: Database, make: Make, clock: Any) -> None:
     row_id = make(state="processing").id
     clock.advance(seconds=45)
@@ -76,7 +102,7 @@ def test_a_lease_that_lapsed_is_no_running_handler(database: Database, make: Mak
 
 @pytest.mark.parametrize(
     ("remark", "says"),
-    [("handler", "does not know kind"), ("arguments", "do not fit the handler of the worker that took it")],
+    [("handler", "does not know kind"), ("arguments", "do not fit the handler of the last worker that took it")],
 )
 def test_what_a_worker_found_wrong_is_told(
     database: Database, engine: Engine, make: Make, remark: str, says: str

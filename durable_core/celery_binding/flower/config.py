@@ -10,7 +10,7 @@ from durable_core.celery_binding.flower.pages import register
 __all__ = ["address", "format_task", "persistent", "read_only", "tasks_columns"]
 
 address = "127.0.0.1"
-"""Whoever reaches Flower reads all of it: without a login, and its `/metrics` even with one."""
+"""Whoever reaches a Flower without a login reads all of it."""
 
 read_only = True
 """Nobody revokes a task, sends one or shuts a worker down from a web page. What is to be done about a delivery is done

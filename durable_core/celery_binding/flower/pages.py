@@ -1,4 +1,4 @@
-"""Our pages in Flower: one delivery, a task's way to it, and the broker page of our URLs. Behind Flower's own login."""
+"""Our pages in Flower, all behind its own login: one delivery, a task's way to it, the broker of our URLs, metrics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from flower import urls
 from flower.api.tasks import GetQueueLengths
 from flower.views import BaseHandler
 from flower.views.broker import BrokerView
+from flower.views.monitor import Metrics
 from flower.views.tasks import TaskView
 from sqlalchemy.exc import SQLAlchemyError
 from tornado import web
@@ -106,7 +107,20 @@ class QueueLengths(_OfOurBroker, GetQueueLengths):  # type: ignore[misc]
     """`/api/queues/length`"""
 
 
-IN_PLACE_OF = {TaskView: TaskPage, BrokerView: BrokerPage, GetQueueLengths: QueueLengths}
+class MetricsPage(Metrics):  # type: ignore[misc]
+    """`/metrics`, which Flower leaves open where it has a login: it names kinds and workers."""
+
+    @web.authenticated
+    async def get(self) -> None:
+        await super().get()
+
+
+IN_PLACE_OF = {
+    TaskView: TaskPage,
+    BrokerView: BrokerPage,
+    GetQueueLengths: QueueLengths,
+    Metrics: MetricsPage,
+}
 
 
 def register() -> None:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, assert_never
-
-from humanize import precisedelta
+from datetime import UTC, datetime
+from typing import Any
 
 from durable_core.celery_binding.flower.look import Seen
 from durable_core.claims.journal import Line
-from durable_core.deliveries.paused import Pause
-from durable_core.deliveries.read import Delivery
-from durable_core.deliveries.waiting import Cause, Wait
-from durable_core.states import TERMINAL, DeliveryState
+from durable_core.deliveries.why import attempts, kind_of_error, span, why
+from durable_core.states import DeliveryState
 
 HIDDEN = "not shown here"
 
 
 @dataclass(frozen=True)
 class Reason:
-    """One sentence on why a delivery is where it is, and another delivery that it speaks of."""
+    """One sentence on why a delivery is where it is: around the id of another that it speaks of, which is a link."""
 
     says: str
     other: str | None = None
+    after: str = ""
 
 
 def facts(seen: Seen, *, payload: bool) -> list[tuple[str, str]]:
@@ -55,34 +52,19 @@ def facts(seen: Seen, *, payload: bool) -> list[tuple[str, str]]:
     return [(name, value) for name, value in told if value is not None]
 
 
-def attempts(row: Delivery) -> str:
-    """How much of the budget is used: "2 of 5". Interruptions have a budget of their own and are left out."""
-    running = row.state in (DeliveryState.PROCESSING, DeliveryState.SENT)
-    return f"{row.failures + running} of {row.max_attempts}"
-
-
 def reasons(seen: Seen, *, payload: bool) -> list[Reason]:
     """Why it waits, all of it; or, of one that does not, where it is or how it ended."""
-    row, now = seen.row, seen.now
-    if row.state is DeliveryState.PENDING:
-        return [_waits(row, wait, now, payload) for wait in seen.waits]
-    if row.held_reason and row.state not in TERMINAL:
-        return [_held(row, payload)]
-    match row.state:
-        case DeliveryState.PROCESSING:
-            return [Reason(_processing(row, now))]
-        case DeliveryState.SENT:
-            return [Reason("Done: its handler returned, and its receipt was committed.")]
-        case DeliveryState.FAILED:
-            return [Reason(f"Given up for good. It leaves only by durable deliveries redrive {row.id}")]
-        case DeliveryState.DEAD:
-            return [Reason(f"Its budget is spent. It leaves only by durable deliveries redrive {row.id}")]
-        case DeliveryState.CANCELED:
-            return [Reason("Taken back by a person before it was done.")]
-        case DeliveryState.EXPIRED:
-            return [Reason("Its time to be useful passed before it was done.")]
-        case _:
-            assert_never(row.state)
+    told = why(seen.row, seen.waits, seen.now, seen.lines, payload=payload)
+    others = [wait.ahead.id if wait.ahead else None for wait in seen.waits] or [None]
+    return [_reason(says, other) for says, other in zip(told, others, strict=True)]
+
+
+def _reason(says: str, other: str | None) -> Reason:
+    says = says[0].upper() + says[1:]
+    if other is None:
+        return Reason(says)
+    before, _, after = says.partition(other)
+    return Reason(before, other, after)
 
 
 def journal(lines: list[Line], *, payload: bool) -> list[tuple[str, ...]]:
@@ -95,69 +77,20 @@ def journal(lines: list[Line], *, payload: bool) -> list[tuple[str, ...]]:
         (
             instant(line.at), line.move, line.from_state or "", line.to_state or "", str(line.fence),
             "" if line.attempt is None else str(line.attempt), line.by or "",
-            _unsaid(line.reason, payload) if line.move == "hold" else line.reason or "",
+            _said(line, payload),
         )
         for line in lines
     ]  # fmt: skip
 
 
+def _said(line: Line, payload: bool) -> str:
+    text = line.reason or ""
+    return kind_of_error(text) if line.move == "hold" and not payload else text
+
+
 def instant(at: datetime) -> str:
     """In UTC and whole seconds."""
     return at.astimezone(UTC).isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
-
-
-def _waits(row: Delivery, wait: Wait, now: datetime, payload: bool) -> Reason:
-    match wait.cause:
-        case Cause.HELD:
-            return _held(row, payload)
-        case Cause.PAUSED:
-            assert wait.pause is not None
-            return Reason(_paused(wait.pause, now))
-        case Cause.BEHIND:
-            assert wait.ahead is not None
-            ahead = wait.ahead
-            return Reason(f"Behind another of its ordering key, which is {ahead.state.value}: {ahead.kind}", ahead.id)
-        case Cause.EXPIRED:
-            return Reason("Its time to be useful is over: the next expire sweep ends it.")
-        case Cause.ARGUMENTS:
-            return Reason("Its arguments do not fit the handler of the worker that took it: deploy the code they fit.")
-        case Cause.HANDLER:
-            return Reason(f"A worker that was told of it does not know kind {row.kind}: deploy its code there.")
-        case Cause.NOT_DUE:
-            again = f"Its last attempt ended with {row.error_code}. " if row.error_code and row.attempts else ""
-            return Reason(f"{again}Due in {span(row.due_at - now)}.")
-        case Cause.WORKER:
-            return Reason(f"Due for {span(now - row.due_at)}. It waits for a free worker that reads queue {row.queue}.")
-        case Cause.EXPIRES_SOON:
-            assert row.expires_at is not None
-            return Reason(f"It expires in {span(row.expires_at - now)}.")
-        case _:
-            assert_never(wait.cause)
-
-
-def _held(row: Delivery, payload: bool) -> Reason:
-    why = _unsaid(row.held_reason, payload)
-    return Reason(f"A sweep failed on it ({why}). It is held back until durable deliveries release {row.id}")
-
-
-def _paused(pause: Pause, now: datetime) -> str:
-    end = "until somebody resumes it" if pause.until is None else f"for {span(pause.until - now)} more"
-    return f"{pause.what.capitalize()} {pause.name} is paused by {pause.by} ({pause.reason}), {end}."
-
-
-def _processing(row: Delivery, now: datetime) -> str:
-    place = f"process {row.owner_pid} on {row.owner_host}"
-    if row.lease_expires_at is not None and row.lease_expires_at <= now:
-        silent = span(now - row.lease_expires_at)
-        return f"Running in {place}, whose lease lapsed {silent} ago: the next reap takes it back."
-    since = "" if row.claimed_at is None else f" for {span(now - row.claimed_at)}"
-    return f"Running{since} in {place}."
-
-
-def _unsaid(error: str | None, payload: bool) -> str:
-    """What a database error says: its class alone where payload is not shown, for the rest may quote a row."""
-    text = error or ""
-    return text if payload else text.partition(":")[0]
 
 
 def _if(payload: bool, value: str | None) -> str | None:
@@ -171,10 +104,5 @@ def _written(value: Any) -> str:
 def _when(at: datetime | None, now: datetime) -> str | None:
     if at is None:
         return None
-    return f"{instant(at)} ({f'in {span(at - now)}' if at > now else f'{span(now - at)} ago'})"
-
-
-def span(length: timedelta) -> str:
-    """A duration in words, its two largest units."""
-    seconds = timedelta(seconds=max(0, int(length.total_seconds())))
-    return ", ".join(precisedelta(seconds, format="%d").replace(" and ", ", ").split(", ")[:2])
+    seconds = (at - now).total_seconds()
+    return f"{instant(at)} ({f'in {span(seconds)}' if seconds > 0 else f'{span(-seconds)} ago'})"

@@ -1,42 +1,44 @@
-"""Words about one delivery: what it waits for, or how it ended."""
+"""Words about one delivery: what it waits for, or how it ended. The command line and Flower both say them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import assert_never
 
 from durable_core.claims.journal import Line
-from durable_core.cli.output import instant, span
 from durable_core.deliveries.paused import Pause
 from durable_core.deliveries.read import Delivery
 from durable_core.deliveries.waiting import Ahead, Cause, Wait
 from durable_core.states import TERMINAL, DeliveryState
 
 
-def why(row: Delivery, waits: list[Wait], now: datetime, lines: Sequence[Line] = ()) -> list[str]:
+def why(
+    row: Delivery, waits: list[Wait], now: datetime, lines: Sequence[Line] = (), *, payload: bool = True
+) -> list[str]:
     """
-    In sentences: all that a pending delivery waits for, or, of any other, where it is or how it ended.
+    In sentences: all that a pending delivery waits for, one each, or, of any other, where it is or how it ended.
 
-    `lines` of its journal say who canceled it.
+    `lines` of its journal say who canceled it. Without `payload` keys are left out, and of what the database said when
+    a sweep failed on the row all but the kind of error.
     """
     if row.state is DeliveryState.PENDING:
-        return [says(row, wait, now) for wait in waits]
+        return [says(row, wait, now, payload=payload) for wait in waits]
     if row.held_reason and row.state not in TERMINAL:
         # Before anything else: whatever it seems to wait for, no sweep and no claim will come to it.
-        return [_held(row)]
+        return [_held(row, payload)]
     match row.state:
         case DeliveryState.PROCESSING:
             return [_processing(row, now)]
         case DeliveryState.SENT:
             return [f"done{_at(row, now)}: its handler returned and its receipt was committed."]
         case DeliveryState.FAILED:
-            return [f"given up for good{_at(row, now)} ({row.error_code}); it leaves only by a redrive."]
+            return [f"given up for good{_at(row, now)} ({row.error_code}); {_redrive(row)}."]
         case DeliveryState.DEAD:
             spent = (
                 f"{row.interruptions} lost workers" if row.failures < row.max_attempts else f"{row.failures} failures"
             )
-            return [f"its budget was spent{_at(row, now)} by {spent} ({row.error_code}); it leaves only by a redrive."]
+            return [f"its budget was spent{_at(row, now)} by {spent} ({row.error_code}); {_redrive(row)}."]
         case DeliveryState.CANCELED:
             act = next((line for line in reversed(lines) if line.move == "cancel"), None)
             who = "" if act is None else f" by {act.by} ({act.reason})"
@@ -45,22 +47,26 @@ def why(row: Delivery, waits: list[Wait], now: datetime, lines: Sequence[Line] =
             return [f"expired{_at(row, now)}: its time to be useful passed before it was done."]
 
 
+def _redrive(row: Delivery) -> str:
+    return f"it leaves only by `durable deliveries redrive {row.id}`"
+
+
 def _at(row: Delivery, now: datetime) -> str:
     """When it ended: " at 2026-11-30T08:00:00Z, 5m ago"."""
     return "" if row.finished_at is None else f" at {instant(row.finished_at)}, {_between(row.finished_at, now)} ago"
 
 
-def says(row: Delivery, wait: Wait, now: datetime) -> str:
-    """One thing that a pending delivery waits for, in a sentence."""
+def says(row: Delivery, wait: Wait, now: datetime, *, payload: bool = True) -> str:
+    """One thing that a pending delivery waits for, in a sentence; `payload` as for `why`."""
     match wait.cause:
         case Cause.HELD:
-            return _held(row)
+            return _held(row, payload)
         case Cause.PAUSED:
             assert wait.pause is not None
             return _paused(wait.pause, now)
         case Cause.BEHIND:
             assert wait.ahead is not None
-            return _behind(row, wait.ahead, now)
+            return _behind(row, wait.ahead, now, payload)
         case Cause.EXPIRED:
             assert row.expires_at is not None
             return f"its time to be useful passed {_between(row.expires_at, now)} ago: the next expire sweep ends it."
@@ -87,9 +93,34 @@ def says(row: Delivery, wait: Wait, now: datetime) -> str:
             assert_never(wait.cause)
 
 
-def _held(row: Delivery) -> str:
+def attempts(row: Delivery) -> str:
+    """How much of the budget is used: "2 of 5". Interruptions have a budget of their own and are left out."""
+    running = row.state in (DeliveryState.PROCESSING, DeliveryState.SENT)
+    return f"{row.failures + running} of {row.max_attempts}"
+
+
+def kind_of_error(said: str) -> str:
+    """Of what a database error says, its class: the rest may quote a row."""
+    return said.partition(":")[0]
+
+
+def instant(at: datetime) -> str:
+    """ISO 8601 in UTC."""
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def span(seconds: float) -> str:
+    """A duration for people, in its two largest units: `45s`, `3m 20s`, `2d 4h`."""
+    whole = max(0, int(seconds))
+    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "m"), (whole % 60, "s")]
+    first = next((index for index, (count, _) in enumerate(parts) if count), 3)
+    return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count) or "0s"
+
+
+def _held(row: Delivery, payload: bool) -> str:
+    said = row.held_reason or ""
     return (
-        f"held back by a sweep that failed on it ({row.held_reason}); "
+        f"held back by a sweep that failed on it ({said if payload else kind_of_error(said)}); "
         f"release it with `durable deliveries release {row.id}`."
     )
 
@@ -103,9 +134,10 @@ def _paused(pause: Pause, now: datetime) -> str:
     return f"{pause.what} {pause.name} is paused by {pause.by} ({pause.reason}), {end}."
 
 
-def _behind(row: Delivery, ahead: Ahead, now: datetime) -> str:
+def _behind(row: Delivery, ahead: Ahead, now: datetime, payload: bool) -> str:
     """Where one that is ahead has troubles of its own, `show` of it tells them."""
-    found = f"behind delivery {ahead.id} of the same ordering key {row.ordering_key}, which "
+    key = f" {row.ordering_key}" if payload else ""
+    found = f"behind delivery {ahead.id} of the same ordering key{key}, which "
     match ahead.state:
         case DeliveryState.PROCESSING:
             return f"{found}is processing."
