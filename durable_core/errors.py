@@ -42,6 +42,23 @@ class UnsupportedTransaction(DurableError):
 # --- fix the call -------------------------------------------------------------------------------
 
 
+class NotATask(DurableError, AttributeError):
+    """A kind was sent as a Celery task is; nothing was written, and nothing was sent."""
+
+    reason = "NOT_A_TASK"
+
+    def __init__(self, kind: str, method: str) -> None:
+        super().__init__(kind, method)
+        self.kind, self.method = kind, method
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind}: a kind is no Celery task and has no {self.method}(): write .enqueue(tx, ...) with the "
+            "transaction that its row is to commit with; countdown, eta, queue and the like go before it, "
+            ".options(countdown=...).enqueue(tx, ...). Nothing was written or sent."
+        )
+
+
 class InvalidArguments(DurableError):
     """An argument was refused at the door; nothing was written and the transaction is alive."""
 

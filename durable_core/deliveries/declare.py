@@ -20,6 +20,7 @@ from durable_core.claims.heartbeat import Held
 from durable_core.claims.session import Effect, StepTransaction
 from durable_core.database.transactions import AsyncTransaction, Transaction, achecked, checked
 from durable_core.deliveries.enqueue import aenqueue_new, enqueue_new
+from durable_core.deliveries.not_a_task import NoTask
 from durable_core.deliveries.options import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_MAX_INTERRUPTIONS,
@@ -178,7 +179,7 @@ def _errors(kind: str, option: str, given: _Errors) -> tuple[type[BaseException]
     return errors
 
 
-class DeliveryKind(Generic[P, R]):
+class DeliveryKind(NoTask, Generic[P, R]):
     """A declared kind. Calling it runs the handler in place, as plain Python; `enqueue` makes it durable."""
 
     def __init__(
@@ -296,7 +297,7 @@ class DeliveryKind(Generic[P, R]):
 
 
 @dataclass(frozen=True)
-class Prepared(Generic[P]):
+class Prepared(NoTask, Generic[P]):
     """A kind with its options; what remains are the arguments."""
 
     kind: DeliveryKind[P, Any]

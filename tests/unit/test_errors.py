@@ -22,6 +22,7 @@ from durable_core.errors import (
     InvalidOption,
     KeyInFlight,
     KeyTaken,
+    NotATask,
     NotFound,
     NotInstalled,
     Retry,
@@ -38,6 +39,7 @@ from durable_core.local import LocalServicesError
 
 ALL = [
     DefinitionError("a sentence"), NotInstalled("a sentence"), UnsupportedTransaction("builtins.int"),
+    NotATask("k", "delay"),
     InvalidArguments("k", "n", "no"), InvalidOption("k", "eta", "no"), IdempotencyConflict("k", "key", "0198"),
     IdempotencyConflict("k", "key", None), KeyInFlight("k", "key", among=3),
     KeyInFlight("k", "key"), KeyTaken("k", "key", "0198"), KeyTaken("k", "key", None),

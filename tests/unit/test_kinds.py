@@ -1,11 +1,14 @@
 """Declaring kinds: what cannot work is refused when it is declared."""
 
+import copy
+
 import pytest
 
-from durable_core import DefinitionError, UnknownHandler, delivery
+from durable_core import DefinitionError, DurableError, UnknownHandler, delivery
 from durable_core.celery_binding.publish import QUEUE_PREFIX
 from durable_core.deliveries.declare import registry
 from durable_core.deliveries.options import SWEEPS_QUEUE
+from durable_core.errors import NotATask
 from durable_core.sweeps import CONTROL_QUEUE
 
 
@@ -18,6 +21,27 @@ def test_a_kind_is_declared_once(declare):
     kind = declare(handler)
     with pytest.raises(DefinitionError, match="declared twice"):
         delivery(kind.name)(handler)
+
+
+@pytest.mark.parametrize("method", ["delay", "apply_async", "delay_on_commit", "s"])
+def test_who_sends_a_kind_as_a_celery_task_is_told_what_to_write(declare, method):
+    kind = declare(handler)
+    for sent in (kind, kind.options(key="a-customers-name", countdown=5)):
+        with pytest.raises(NotATask) as refused:
+            getattr(sent, method)(7)
+        assert (refused.value.reason, refused.value.kind, refused.value.method) == ("NOT_A_TASK", kind.name, method)
+        assert str(refused.value).startswith(f"{kind.name}: a kind is no Celery task and has no {method}(): write ")
+        assert ".enqueue(tx, ...)" in str(refused.value)
+        assert "a-customers-name" not in str(refused.value)
+        assert not hasattr(sent, method), "who looks whether it is a task is told that it is none"
+
+
+def test_another_name_that_a_kind_does_not_have_is_what_it_always_was(declare):
+    for sent in (declare(handler), declare(handler).options(countdown=5)):
+        with pytest.raises(AttributeError, match="has no attribute 'enqeue'") as unknown:
+            sent.enqeue  # noqa: B018
+        assert not isinstance(unknown.value, DurableError)
+        assert copy.copy(sent).enqueue
 
 
 @pytest.mark.parametrize(
