@@ -25,15 +25,30 @@ _HEADER = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
 _DIALECT = PGDialect_psycopg()  # type: ignore[no-untyped-call]  # SQLAlchemy types no dialect's constructor
 
+_RESERVED = _DIALECT.identifier_preparer.reserved_words | {
+    "collation",
+    "concurrently",
+    "lateral",
+    "system_user",
+    "tablesample",
+}
+"""What Postgres, of any release, reads as a word of its own where a schema is named; SQLAlchemy knows most of them."""
+
 _schema: str | Callable[[], str] = DEFAULT_SCHEMA
 
 
 def checked_schema(name: str) -> str:
-    """A schema name that needs no quoting anywhere. Raises DefinitionError."""
+    """A schema name that needs no quoting anywhere, not by a person either. Raises DefinitionError."""
     if not isinstance(name, str) or not _SCHEMA_NAME.match(name):
         raise DefinitionError(
             f"durable_schema {name!r}: use small letters, digits and '_', at most 41, not starting with a digit."
         )
+    if name in _RESERVED:
+        raise DefinitionError(
+            f"durable_schema {name!r} is a reserved word of SQL: take another name, such as {name}_work."
+        )
+    if name.startswith("pg_") or name == "information_schema":
+        raise DefinitionError(f"durable_schema {name!r} is a name that Postgres keeps for itself: take another one.")
     return name
 
 

@@ -117,7 +117,10 @@ def test_a_usage_error_is_json_too(run: Callable[..., Result]) -> None:
 
 
 def test_a_schema_name_that_needs_quoting_is_a_usage_error(run: Callable[..., Result]) -> None:
-    assert run("--schema", 'x"; drop', "status").exit_code == 2
+    for name in ('x"; drop', "order"):
+        result = run("--schema", name, "status", "--json")
+        assert (result.exit_code, error_of(result)) == (2, "USAGE")
+        assert name in result.stderr
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from sqlalchemy.exc import OperationalError
 
 from durable_core.database import migrate as migrations
 from durable_core.database.connections import Database
-from durable_core.database.statements import use_schema
-from durable_core.errors import SchemaAhead, SchemaBehind
+from durable_core.database.statements import checked_schema, use_schema
+from durable_core.errors import DefinitionError, SchemaAhead, SchemaBehind
 from durable_core.testing import (
     create_database,
     drop_database,
@@ -283,3 +283,20 @@ def test_the_hosts_own_migration_history_is_not_touched(empty):
     migrations.migrate(empty)
     with empty.connect() as tx:
         assert tx.scalars(text("select version_num from alembic_version")).all() == ["theirs"]
+
+
+def test_every_word_that_postgres_reserves_is_refused_as_a_schema_and_others_need_no_quotes(engine):
+    """At the door, for `durable migrate` and every mend that names the schema write it without quotes."""
+    with engine.connect() as tx:
+        words = tx.execute(text("select word, catcode in ('R', 'T') from pg_get_keywords() where word ~ '^[a-z_]+$'"))
+        refused = 0
+        for word, is_reserved in words.all():
+            try:
+                checked_schema(word)
+            except DefinitionError:
+                refused += 1
+                continue
+            assert not is_reserved, word
+            tx.execute(text(f"create schema {word}"))
+        assert refused > 90
+        tx.rollback()

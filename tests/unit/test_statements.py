@@ -43,3 +43,18 @@ def test_the_schema_in_use_is_written_in_quotes(statements):
 def test_a_schema_name_that_would_need_quoting_is_refused(name):
     with pytest.raises(DefinitionError):
         checked_schema(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("order", "'order' is a reserved word of SQL: take another name, such as order_work."),
+        ("user", "'user' is a reserved word of SQL: take another name, such as user_work."),
+        ("pg_work", "'pg_work' is a name that Postgres keeps for itself: take another one."),
+        ("information_schema", "'information_schema' is a name that Postgres keeps for itself: take another one."),
+    ],
+)
+def test_a_schema_name_that_postgres_would_not_take_is_refused_with_what_to_do(name, says):
+    with pytest.raises(DefinitionError) as refused:
+        checked_schema(name)
+    assert str(refused.value) == f"durable_schema {says}"
