@@ -110,6 +110,16 @@ class Page:
         assert rows, f"{self.name} has no table that begins with {first_heading!r}"
         return rows
 
+    def first_columns(self) -> list[set[str]]:
+        """Of each table the first cells of its rows."""
+        found: list[list[str]] = [[]]
+        for line in self.prose.splitlines():
+            if line.startswith("|"):
+                found[-1].append(line.strip("| ").split("|")[0].strip())
+            elif found[-1]:
+                found.append([])
+        return [set(cells[2:]) for cells in found]
+
 
 def pages() -> list[Page]:
     """Every page of the documentation, those of tomorrow too."""

