@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ READ_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
 """All of a look is over by then, and a second more; also where the database takes connections and says nothing."""
 
+_SAID = logging.NullHandler()
+
 
 @contextmanager
 def reading(database: Database) -> Iterator[tuple[Connection, str]]:
@@ -35,6 +38,8 @@ def reading(database: Database) -> Iterator[tuple[Connection, str]]:
 
     Raises SchemaBehind, TooSlow and NoAnswer.
     """
+    # What the watch logs is said in the sentence. Without a handler of the app's Python would print its name as well.
+    logging.getLogger("durable.commit").addHandler(_SAID)
     began = time.monotonic()
     look = bounds.looking(
         database, statement_seconds=READ_SECONDS, answer_seconds=ANSWER_SECONDS, snapshot=True, aside=True

@@ -12,7 +12,7 @@ from durable_core.cli import database as room
 from durable_core.cli.exits import CommandError, NoAnswer
 from durable_core.database.connections import Database
 from durable_core.testing import Made
-from tests.cli.conftest import error_of
+from tests.cli.conftest import error_of, process
 from tests.relay import Relay
 
 Run = Callable[..., Result]
@@ -65,6 +65,16 @@ def test_a_look_at_a_server_that_falls_silent_ends_with_a_sentence(
     assert result.stderr.startswith("durable: the database takes connections and has not answered for 1 s")
     assert "Nothing was changed" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_nothing_but_the_sentence_is_said(engine: Engine, relay: Relay) -> None:
+    """In a process of its own, with the bound that it has: no handler of pytest's is there to take what is logged."""
+    url = engine.url.set(host="127.0.0.1", port=relay.port).render_as_string(hide_password=False)
+    relay.silence_before(b"durable_now")
+    done = process("--database-url", url, "status")
+    assert (done.returncode, done.stdout) == (1, "")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("durable: the database takes connections and has not answered for 10 s")
 
 
 def test_an_app_whose_engine_has_no_bound_of_its_own_is_not_waited_for(engine: Engine) -> None:
