@@ -15,7 +15,7 @@ from durable_core.database.statements import beside, current_schema
 from durable_core.database.transactions import DATABASE_ERRORS, Row, run, said
 from durable_core.deliveries.stuck import stuck
 from durable_core.doctor.findings import Check, Finding, Reason, found, or_well, well
-from durable_core.doctor.schema import drift, revision
+from durable_core.doctor.schema import drift, our_names, revision
 from durable_core.errors import UnsafePooler
 
 _statements = beside(__file__)
@@ -127,15 +127,14 @@ def _of_server(row: Row) -> Iterator[Finding]:
 
 def role(connection: Connection) -> Iterator[Finding]:
     """Whether the role has the rights it needs, and none that undo the guards."""
-    schema = current_schema()
-    (row,) = run(connection, _statements.role, schema=schema)
-    lacks = [one["what"] for one in run(connection, _statements.lacks, schema=schema)]
+    schema, ours = current_schema(), our_names()
+    (row,) = run(connection, _statements.role, schema=schema, tables=ours.tables)
+    lacks = run(connection, _statements.lacks, schema=schema, tables=ours.tables, functions=ours.functions)
     if lacks:
         yield found(
-            "role", Reason.ROLE_LACKS_RIGHTS, f"role {row['name']} lacks {', '.join(lacks)}",
-            f"grant usage on schema {schema} to {row['name']}; "
-            f"grant select, insert, update, delete on all tables in schema {schema} to {row['name']}; "
-            f"grant execute on all functions in schema {schema} to {row['name']}",
+            "role", Reason.ROLE_LACKS_RIGHTS,
+            f"role {row['name']} lacks {', '.join(one['what'] for one in lacks)}",
+            "; ".join(one["fix"] for one in lacks),
         )  # fmt: skip
     if row["superuser"]:
         yield found(
@@ -210,7 +209,7 @@ def _prepared(row: Row) -> Finding:
     return found(
         "transactions", Reason.PREPARED_TRANSACTION,
         f"prepared transaction {row['gid']!r} of {row['role']} is undecided since {row['seconds']:.0f} s",
-        f"decide it: commit prepared '{row['gid']}', or rollback prepared '{row['gid']}'",
+        f"decide it: commit prepared {row['quoted']}, or rollback prepared {row['quoted']}",
     )  # fmt: skip
 
 
@@ -237,7 +236,9 @@ def _stuck(row: Row) -> Finding:
 def vacuum(connection: Connection) -> list[Finding]:
     """Tables with more dead versions of rows than rows."""
     schema = current_schema()
-    rows = run(connection, _statements.vacuum, schema=schema, least=LEAST_DEAD_ROWS)
+    rows = run(
+        connection, _statements.vacuum, schema=schema, tables=our_names().tables, least=LEAST_DEAD_ROWS
+    )  # fmt: skip
     return or_well(
         (
             found(

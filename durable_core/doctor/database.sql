@@ -9,37 +9,55 @@ select current_setting('server_version') as version,
     current_setting('fsync') as fsync,
     current_setting('session_replication_role') as replication_role,
     current_setting('autovacuum') as autovacuum,
-    cast(current_user as text) as role
+    quote_ident(current_user) as role
 
 -- name: role
 select cast(current_user as text) as name,
+    quote_ident(current_user) as quoted,
     r.rolsuper as superuser,
     -- A superuser has every role; of others those count whose rights they have without a word.
     (select count(*) from pg_class c join pg_namespace n on n.oid = c.relnamespace
-     where n.nspname = :schema and c.relkind = 'r' and pg_has_role(current_user, c.relowner, 'usage')
+     where n.nspname = :schema and c.relkind in ('r', 'p') and c.relname = any(cast(:tables as text[]))
+       and pg_has_role(current_user, c.relowner, 'usage')
     ) as owns
 from pg_roles r
 where r.rolname = current_user
 
 -- name: lacks
--- The rights that the application's role needs and this one has not.
-select concat('USAGE on schema ', n.nspname) as what
+-- The rights on what is ours that the application's role needs and this one has not; `fix` gives it them. Tables of the
+-- host in the same schema are none of our business.
+with tables as (
+    select n.nspname as schema, c.relname as name, string_agg(p.wanted, ', ' order by p.place) as rights
+    from pg_class c
+    join pg_namespace n on n.oid = c.relnamespace
+    cross join unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) with ordinality as p (wanted, place)
+    where n.nspname = :schema
+      and c.relkind in ('r', 'p')
+      and c.relname = any(cast(:tables as text[]))
+      and (p.wanted = 'SELECT' or c.relname <> 'schema_version')
+      and not has_table_privilege(c.oid, p.wanted)
+    group by n.nspname, c.relname
+)
+select concat('USAGE on schema ', n.nspname) as what,
+    format('grant usage on schema %I to %I', n.nspname, current_user) as fix
 from pg_namespace n
 where n.nspname = :schema and not has_schema_privilege(n.oid, 'USAGE')
 union all
-select concat(p.wanted, ' on ', c.relname)
-from pg_class c
-join pg_namespace n on n.oid = c.relnamespace
-cross join unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) as p (wanted)
-where n.nspname = :schema
-  and c.relkind in ('r', 'p')
-  and (p.wanted = 'SELECT' or c.relname <> 'schema_version')
-  and not has_table_privilege(c.oid, p.wanted)
+select concat(t.rights, ' on ', string_agg(t.name, ', ' order by t.name)),
+    format('grant %s on %s to %I',
+        lower(t.rights), string_agg(format('%I.%I', t.schema, t.name), ', ' order by t.name), current_user)
+from tables t
+group by t.rights
 union all
-select concat('EXECUTE on ', f.proname)
+select concat('EXECUTE on ', f.proname),
+    format('grant execute on function %I.%I(%s) to %I',
+        n.nspname, f.proname, pg_get_function_identity_arguments(f.oid), current_user)
 from pg_proc f
 join pg_namespace n on n.oid = f.pronamespace
-where n.nspname = :schema and f.prorettype <> cast('trigger' as regtype) and not has_function_privilege(f.oid, 'EXECUTE')
+where n.nspname = :schema
+  and f.proname = any(cast(:functions as text[]))
+  and f.prorettype <> cast('trigger' as regtype)
+  and not has_function_privilege(f.oid, 'EXECUTE')
 order by 1
 
 -- name: clock
@@ -65,7 +83,7 @@ order by o.xact_start
 limit :most
 
 -- name: prepared
-select p.gid, p.owner as role, cast(extract(epoch from durable.durable_now() - p.prepared) as float8) as seconds
+select p.gid, quote_literal(p.gid) as quoted, p.owner as role, cast(extract(epoch from durable.durable_now() - p.prepared) as float8) as seconds
 from pg_prepared_xacts p
 where p.database = current_database()
   and p.prepared < (select durable.durable_now()) - make_interval(secs => :older_seconds)
@@ -75,5 +93,6 @@ limit :most
 -- name: vacuum
 select s.relname as table, s.n_live_tup as live, s.n_dead_tup as dead, s.last_autovacuum as at
 from pg_stat_user_tables s
-where s.schemaname = :schema and s.n_dead_tup > greatest(s.n_live_tup, :least)
+where s.schemaname = :schema and s.relname = any(cast(:tables as text[]))
+  and s.n_dead_tup > greatest(s.n_live_tup, :least)
 order by s.relname

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -50,10 +50,35 @@ class Catalog:
     """The schema's name as the catalog writes it."""
 
 
-def catalog(tx: Transaction) -> Catalog:
+@dataclass(frozen=True)
+class Names:
+    """The tables and functions that migrations make; whatever else lies in the schema is the host's."""
+
+    tables: list[str]
+    functions: list[str]
+
+
+def names(objects: Iterable[str]) -> Names:
+    split = [name.split(" ", 1) for name in objects]
+    return Names(
+        sorted(of for what, of in split if what == "table"),
+        sorted({of.split("(", 1)[0] for what, of in split if what == "function"}),
+    )
+
+
+@lru_cache
+def our_names() -> Names:
+    """Those of every revision that this code knows."""
+    return names({name for changes in written_down().values() for name in changes})
+
+
+def catalog(tx: Transaction, only: Names | None = None) -> Catalog:
+    """What the schema holds: all of it, or these tables and functions with what belongs to them."""
     schema = current_schema()
     (about,) = run(tx, _statements.about, schema=schema)
-    rows = run(tx, _statements.objects, schema=schema)
+    rows = run(
+        tx, _statements.objects, schema=schema, tables=only and only.tables, functions=only and only.functions
+    )  # fmt: skip
     return Catalog(
         {_named(row): row["definition"] for row in rows},
         {_named(row): row["fault"] for row in rows if row["fault"]},
@@ -112,7 +137,7 @@ def revision(connection: Connection) -> Iterator[Finding]:
 
 
 def drift(connection: Connection) -> Iterator[Finding]:
-    """Object by object, what is missing, differs, does nothing, or is somebody else's."""
+    """Object by object, what is missing, differs, does nothing, or was added to what is ours."""
     at = check(connection)
     wanted = expected(at)
     if wanted is None:
@@ -121,7 +146,7 @@ def drift(connection: Connection) -> Iterator[Finding]:
             "run the doctor of the version that migrated it",
         )  # fmt: skip
         return
-    there = catalog(connection)
+    there = catalog(connection, names(wanted))
     findings = list(_differences(wanted, there))
     yield from findings[:MOST_NAMED]
     if len(findings) > MOST_NAMED:
@@ -146,7 +171,7 @@ def _differences(wanted: Objects, there: Catalog) -> Iterator[Finding]:
             yield _does_nothing(what, of, name, there)
     for name in there.objects:
         what, of = name.split(" ", 1)
-        if name not in wanted and not _goes_with_another(what, of, name, there):
+        if name not in wanted and not _goes_with_another(what, of, there):
             yield found(
                 "drift", Reason.SCHEMA_EXTRA, f"{name} is there, and no migration made it",
                 f"drop it, or keep it where you know why: it takes part in every claim ({there.objects[name][:80]})",
@@ -186,19 +211,9 @@ def _does_nothing(what: str, of: str, name: str, there: Catalog) -> Finding:
     )
 
 
-def _goes_with_another(what: str, of: str, name: str, there: Catalog) -> bool:
-    """Whether an object that no migration made is told already: a column of such a table, the index of a constraint."""
-    if what == "options":
-        return True
-    if what == "index":
-        return any(one.startswith("constraint ") and one.endswith(f".{of}") for one in there.objects)
-    table = of.split(".", 1)[0]
-    return what in ("column", "constraint", "trigger") and f"table {table}" not in expected_tables()
-
-
-@lru_cache
-def expected_tables() -> frozenset[str]:
-    return frozenset(name for changes in written_down().values() for name in changes if name.startswith("table "))
+def _goes_with_another(what: str, of: str, there: Catalog) -> bool:
+    """Whether an object that no migration made is told already: the index of a constraint."""
+    return what == "index" and any(one.startswith("constraint ") and one.endswith(f".{of}") for one in there.objects)
 
 
 def _same(definition: str) -> str:

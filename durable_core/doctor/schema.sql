@@ -1,6 +1,6 @@
 -- name: objects
--- Everything in our schema that a migration makes, by the catalog alone: one line an object, defined as text in which
--- every name is qualified. Catalogs need no right on what they describe.
+-- What our schema holds of these tables and functions, or of all where none are named, by the catalog alone: one line an
+-- object, defined as text in which every name is qualified. Catalogs need no right on what they describe.
 with bound as materialized (
     select set_config('search_path', 'pg_catalog', true) as qualified
 ),
@@ -14,6 +14,7 @@ tables as materialized (
     from ours o
     join pg_class c on c.relnamespace = o.oid
     where c.relkind in ('r', 'p', 'v', 'm', 'f')
+      and (cast(:tables as text[]) is null or c.relname = any(cast(:tables as text[])))
 )
 select 'table' as what, cast(t.relname as text) as name,
     concat_ws(' ', t.relkind, t.relpersistence,
@@ -58,6 +59,7 @@ select 'function', concat(p.proname, '(', pg_get_function_identity_arguments(p.o
 from ours o
 join pg_proc p on p.pronamespace = o.oid
 join pg_language l on l.oid = p.prolang
+where cast(:functions as text[]) is null or p.proname = any(cast(:functions as text[]))
 union all
 select 'trigger', concat(t.relname, '.', g.tgname), pg_get_triggerdef(g.oid),
     case when g.tgenabled not in ('O', 'A') then 'disabled' end

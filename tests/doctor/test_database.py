@@ -156,6 +156,40 @@ def test_a_role_without_a_right_it_needs_fails(owner, app, role, taken, lacks):
     assert lacks in finding.observed
 
 
+def test_the_mend_of_a_role_that_lacks_rights_mends_it_and_gives_none_on_tables_of_the_host(owner, worker_id):
+    """As it is printed, whatever the role is called; the host keeps a table of its own in our schema."""
+    name = f"Odd-app_{worker_id}"
+    with owner.begin() as tx:
+        tx.execute(text("create table durable.hosts (a int)"))
+        tx.execute(text("create function durable.hosts_own() returns int language sql as 'select 1'"))
+        tx.execute(text("revoke execute on all functions in schema durable from public"))
+        tx.execute(text(f"create role \"{name}\" login password 'doctor-app'"))
+    engine = create_engine(owner.url.set(username=name, password="doctor-app"))
+    try:
+        finding = only(engine, "role")
+        assert is_mendable(finding, Reason.ROLE_LACKS_RIGHTS, Status.FAIL)
+        assert "hosts" not in finding.observed + finding.fix
+        with owner.begin() as tx:
+            tx.execute(text(finding.fix))
+        assert only(engine, "role").status is Status.PASS
+        with owner.connect() as tx:
+            reads = text("select has_table_privilege(:role, 'durable.hosts', 'select')")
+            assert tx.scalar(reads, {"role": name}) is False
+    finally:
+        engine.dispose()
+        with owner.begin() as tx:
+            tx.execute(text(f'drop owned by "{name}"'))
+            tx.execute(text(f'drop role "{name}"'))
+
+
+def test_a_role_that_owns_tables_of_the_host_alone_passes(owner, app, role):
+    with owner.begin() as tx:
+        tx.execute(text("create table durable.hosts (a int)"))
+        tx.execute(text(f"grant create on schema durable to {role}"))
+        tx.execute(text(f"alter table durable.hosts owner to {role}"))
+    assert only(app, "role").status is Status.PASS
+
+
 def test_a_function_that_the_role_may_not_call_fails(owner, app):
     with owner.begin() as tx:
         tx.execute(text("revoke execute on function durable.durable_now() from public"))
@@ -257,6 +291,9 @@ def test_dead_rows_that_vacuum_cannot_clean_warn(owner, monkeypatch):
         connection.execute(text("select pg_stat_force_next_flush()"))
     wait_until(lambda: reasons(owner, "vacuum") == [Reason.VACUUM_BEHIND], "the dead are counted")
     assert is_mendable(only(owner, "vacuum"), Reason.VACUUM_BEHIND, Status.WARN)
+    with owner.begin() as tx:
+        tx.execute(text("alter table durable.loops rename to hosts"))
+    assert only(owner, "vacuum").status is Status.PASS, "a table of the host's own is theirs to clean"
 
 
 # --- a pooler in between ----------------------------------------------------------------------------
