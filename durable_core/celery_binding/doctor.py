@@ -12,7 +12,7 @@ from durable_core.celery_binding.durable import Durable
 from durable_core.celery_binding.publish import QUEUE_PREFIX
 from durable_core.celery_binding.transport import guarded, is_guarded, register
 from durable_core.doctor.findings import Check, Finding, Reason, found, or_well, well
-from durable_core.doctor.work import Installation
+from durable_core.doctor.work import UNREAD_SECONDS, Installation
 from durable_core.errors import DefinitionError
 from durable_core.sweeps import CONTROL_QUEUE, SWEEPS, Bounds
 
@@ -25,7 +25,8 @@ INSPECT_SECONDS = 2.0
 SHORTEST_VISIBILITY = 60.0
 NEARLY_FULL = 0.9
 
-DueQueues = Callable[[], set[str]]
+DueQueues = Callable[[], Mapping[str, bool]]
+"""The queues in which work is due, and whether it is overdue there."""
 
 
 def load(durable: Durable) -> None:
@@ -287,32 +288,39 @@ def workers(durable: Durable, due_queues: DueQueues) -> Iterator[Finding]:
     yield from or_well(_unread(read, due), "workers", f"{len(answers)} answered, and every queue that matters is read")
 
 
-def _due(due_queues: DueQueues) -> tuple[set[str], str]:
+def _due(due_queues: DueQueues) -> tuple[Mapping[str, bool], str]:
     """The queues in which work is due; or none, and a remark that nobody knows them."""
     try:
         return due_queues(), ""
     except Exception:  # the checks of the database say why
-        return set(), "; the database did not say where work is due"
+        return {}, "; the database did not say where work is due"
 
 
-def _unread(read: set[str], due: set[str]) -> Iterator[Finding]:
+def _unread(read: set[str], due: Mapping[str, bool]) -> Iterator[Finding]:
     ours = {name.removeprefix(QUEUE_PREFIX) for name in read if name.startswith(QUEUE_PREFIX)}
     if CONTROL_QUEUE not in read:
         yield found(
             "workers", Reason.CONTROL_UNREAD, f"no worker reads {CONTROL_QUEUE}: no sweep runs but to the rescue",
             f"celery -A … worker -Q {CONTROL_QUEUE}",
         )  # fmt: skip
-    for queue in sorted(due - ours):
+    for queue in sorted(queue for queue, overdue in due.items() if overdue and queue not in ours):
         yield found(
-            "workers", Reason.QUEUE_UNREAD, f"work is due on queue {queue}, and no worker that answered reads it",
+            "workers", Reason.QUEUE_UNREAD,
+            f"work is due on queue {queue} for more than {UNREAD_SECONDS:g} s, and no worker that answered reads it",
             f"celery -A … worker -Q {QUEUE_PREFIX}{queue}",
         )  # fmt: skip
-    for queue in sorted({kind.queue for kind in kinds.deliveries} - due - ours):
+    for queue in sorted(queue for queue, overdue in due.items() if not overdue and queue not in ours):
+        yield found(
+            "workers", Reason.QUEUE_UNREAD_IDLE,
+            f"work is due on queue {queue}, new or paused or held, and no worker that answered reads it",
+            f"celery -A … worker -Q {QUEUE_PREFIX}{queue}, unless one is starting or its pause means that",
+        )  # fmt: skip
+    for queue in sorted({kind.queue for kind in kinds.deliveries} - due.keys() - ours):
         yield found(
             "workers", Reason.QUEUE_UNREAD_IDLE, f"kinds are declared for queue {queue}, which nobody reads",
             f"celery -A … worker -Q {QUEUE_PREFIX}{queue}, before work comes",
         )  # fmt: skip
 
 
-def _list(names: set[str]) -> str:
+def _list(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))

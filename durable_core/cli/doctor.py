@@ -80,7 +80,7 @@ def _checks(database: Database, durable: Durable | None) -> Sequence[Check]:
     ]
 
 
-def _due(database: Database) -> set[str]:
+def _due(database: Database) -> dict[str, bool]:
     with of_database.looking(database) as connection:
         return work.due_queues(connection)
 

@@ -24,6 +24,9 @@ _statements = beside(__file__)
 PATIENT_INTERVAL = 10.0
 """Sweeps that run oftener are given as long: a beat that a deploy restarts, or a busy slot, is no fault."""
 
+UNREAD_SECONDS = 60.0
+"""What is due for less may meet a worker that starts."""
+
 LOOKED_AT = 2000
 """Of each queue so many due rows are looked at, those that have waited longest."""
 
@@ -142,9 +145,15 @@ def _by_kind(rows: Iterable[Row]) -> list[tuple[str, int]]:
     return sorted(counts.items())
 
 
-def due_queues(connection: Connection) -> set[str]:
-    """The queues in which a row is due."""
-    return {row["queue"] for row in run(connection, _statements.waiting, most=1)}
+def due_queues(connection: Connection) -> dict[str, bool]:
+    """
+    The queues in which a row is due, and whether one of them is overdue: somebody ought to have taken it.
+
+    It has been due for UNREAD_SECONDS, and neither a pause nor a sweep keeps it. One that only became due, or whose
+    worker starts anew, is no fault.
+    """
+    rows = run(connection, _statements.due, patience_seconds=UNREAD_SECONDS, most=LOOKED_AT)
+    return {row["queue"]: row["overdue"] for row in rows}
 
 
 def _rows(count: int) -> str:

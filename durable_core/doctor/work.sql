@@ -11,6 +11,53 @@ from durable.waiting_queues() as q (queue), lateral (
 group by 1, 2, 3, 4
 order by 1, 2, 3, 4
 
+-- name: due
+-- The queues in which a row is due; and whether one of those that have waited longest, up to a limit a queue, has done so
+-- for `patience_seconds`, though nobody paused it and no sweep holds it.
+with recursive hop (queue) as (
+    (select d.queue
+     from durable.deliveries d
+     where d.state = 'pending'
+     order by d.queue
+     limit 1)
+    union all
+    select (
+        select d.queue
+        from durable.deliveries d
+        where d.state = 'pending' and d.queue > h.queue
+        order by d.queue
+        limit 1)
+    from hop h
+    where h.queue is not null
+),
+pauses as materialized (
+    select p.what, p.name
+    from durable.pauses p
+    where p.ended_at is null and (p.until is null or p.until > (select durable.durable_now()))
+)
+select h.queue,
+    exists (
+        select
+        from (
+            select d.kind, d.held_reason
+            from durable.deliveries d
+            where d.state = 'pending'
+              and d.queue = h.queue
+              and d.due_at <= (select durable.durable_now() - make_interval(secs => :patience_seconds))
+            order by d.due_at
+            limit :most) as w
+        where w.held_reason is null
+          and not exists (
+              select from pauses p where (p.what, p.name) in (('queue', h.queue), ('kind', w.kind)))
+    ) as overdue
+from hop h
+where h.queue is not null
+  and exists (
+      select
+      from durable.deliveries d
+      where d.state = 'pending' and d.queue = h.queue and d.due_at <= (select durable.durable_now()))
+order by h.queue
+
 -- name: held
 -- The rows that run, by their state, and are held; few run at any time.
 select d.queue, d.kind, count(*) as rows

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from durable_core.celery_binding import doctor as of_celery
 from durable_core.database.connections import Database
@@ -63,7 +63,7 @@ def test_a_running_shop_is_well(doctor: Callable[..., tuple[int, dict[str, Any]]
 def asked(world: World, shop_engine: Engine) -> Callable[[], list[Finding]]:
     """What the workers say, beside what is due in the database."""
 
-    def due() -> set[str]:
+    def due() -> dict[str, bool]:
         with looking(Database(shop_engine)) as connection:
             return work.due_queues(connection)
 
@@ -71,9 +71,13 @@ def asked(world: World, shop_engine: Engine) -> Callable[[], list[Finding]]:
 
 
 def test_work_on_a_queue_that_nobody_reads_fails_and_a_worker_that_reads_it_mends_it(
-    world: World, asked: Callable[[], list[Finding]], shop_kinds: Any, celery_worker: ShopWorker
+    world: World, asked: Callable[[], list[Finding]], shop_kinds: Any, shop_engine: Engine, celery_worker: ShopWorker
 ) -> None:
     row_id = world.commit(shop_kinds.plain, queue="unread_by_all")
+    assert Status.FAIL not in {one.status for one in asked()}, "what has only become due is no fault"
+    with shop_engine.begin() as tx:
+        older = "update durable.deliveries set due_at = due_at - interval '61 s' where id = :id"
+        tx.execute(text(older), {"id": row_id})
     (finding,) = asked()
     assert (finding.reason, finding.status) == (Reason.QUEUE_UNREAD, Status.FAIL)
     assert finding.fix == "celery -A … worker -Q durable.unread_by_all"
@@ -104,7 +108,7 @@ def test_a_queue_of_a_declared_kind_that_nobody_reads_warns(world: World, celery
 
     delivery("test.doctor_lonely", queue="lonely")(lambda step: None)
     try:
-        findings = list(of_celery.workers(world.durable, set))
+        findings = list(of_celery.workers(world.durable, dict))
     finally:
         registry.remove("test.doctor_lonely")
     (finding,) = [one for one in findings if "queue lonely" in one.observed]

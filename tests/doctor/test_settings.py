@@ -36,7 +36,7 @@ def host(services):
 
 def test_an_app_as_it_should_be_is_well(host):
     durable = host()
-    made = examine([check for check in of_celery.checks(durable, set) if check.name != "workers"])
+    made = examine([check for check in of_celery.checks(durable, dict) if check.name != "workers"])
     assert [finding.check for finding in made.of(Status.PASS)] == [
         "settings", "modules", "beat", "celery", "broker", "broker_server",
     ]  # fmt: skip
@@ -70,7 +70,7 @@ def test_a_visibility_timeout_below_the_longest_handler_warns(host):
 
 def test_a_setting_of_ours_that_cannot_be_used_fails_and_the_sweeps_are_still_known(host):
     durable = host(durable_lease_seconds=-1)
-    made = examine(of_celery.checks(durable, set)[:4])
+    made = examine(of_celery.checks(durable, dict)[:4])
     assert is_mendable(made.findings[0], Reason.SETTINGS_INVALID, Status.FAIL)
     assert made.skipped["beat"] == "settings failed"
     assert len(of_celery.installation(durable).sweeps) == 5
@@ -169,7 +169,7 @@ def test_a_broker_that_is_away_or_frozen_fails_and_no_worker_is_waited_for(host,
     durable = host(broker=guarded(broker.url))
 
     def look():
-        return examine([check for check in of_celery.checks(durable, set) if check.room == of_celery.BROKER_ROOM])
+        return examine([check for check in of_celery.checks(durable, dict) if check.room == of_celery.BROKER_ROOM])
 
     broker.container.process.kill("SIGSTOP")
     frozen = look()
@@ -185,7 +185,7 @@ def test_a_broker_that_is_away_or_frozen_fails_and_no_worker_is_waited_for(host,
 
 def test_no_worker_that_answers_fails_and_names_where_work_is_due(host, valkey):
     durable = host(broker=guarded(valkey().url))
-    (finding,) = of_celery.workers(durable, lambda: {"mail"})
+    (finding,) = of_celery.workers(durable, lambda: {"mail": False})
     assert is_mendable(finding, Reason.NO_WORKER_ANSWERS, Status.FAIL)
     assert finding.observed.endswith("work is due on mail")
 
@@ -197,7 +197,7 @@ def test_no_worker_that_answers_fails_and_names_where_work_is_due(host, valkey):
 
 
 def test_workers_that_may_not_be_asked_are_not(host):
-    (finding,) = of_celery.workers(host(worker_enable_remote_control=False), set)
+    (finding,) = of_celery.workers(host(worker_enable_remote_control=False), dict)
     assert (finding.status, finding.observed[:9]) == (Status.PASS, "not asked")
 
 

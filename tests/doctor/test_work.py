@@ -7,7 +7,7 @@ from durable_core import deliveries
 from durable_core.database.connections import Database
 from durable_core.deliveries.declare import delivery, registry
 from durable_core.doctor import work
-from durable_core.doctor.database import inside
+from durable_core.doctor.database import inside, looking
 from durable_core.doctor.findings import Reason, Status
 from durable_core.sweeps import SWEEPS
 from durable_core.testing import make_delivery
@@ -137,6 +137,42 @@ def test_a_count_that_stops_at_its_limit_says_so(owner, app, declare, make, monk
     with owner.begin() as tx:
         tx.execute(text("update durable.deliveries set waiting_for = 'handler'"))
     assert only(app, "waiting").observed.startswith("2+ rows of")
+
+
+@pytest.mark.parametrize(
+    ("age", "does", "overdue"),
+    [
+        (61, None, True),
+        (59, None, False),
+        (61, "update durable.deliveries set held_reason = 'odd'", False),
+        (61, "insert into durable.pauses (what, name, by_whom, reason) values ('queue', 'unread', 'dana', 'x')", False),
+        (
+            61,
+            "insert into durable.pauses (what, name, by_whom, reason) values ('kind', 'test.unread', 'dana', 'x')",
+            False,
+        ),
+        (61, "insert into durable.pauses (what, name, by_whom, reason) values ('queue', 'other', 'dana', 'x')", True),
+        (
+            61,
+            "insert into durable.pauses (what, name, by_whom, reason, until)"
+            " values ('queue', 'unread', 'dana', 'x', durable.durable_now())",
+            True,
+        ),
+    ],
+)
+def test_a_queue_is_overdue_when_nothing_but_a_worker_is_missing(owner, app, declare, make, age, does, overdue):
+    kind = declare("test.unread", queue="unread")
+    make(kind, countdown=60)
+    with looking(Database(app)) as connection:
+        assert work.due_queues(connection) == {}
+    made = make(kind)
+    with owner.begin() as tx:
+        older = "update durable.deliveries set due_at = due_at - make_interval(secs => :age) where id = :id"
+        tx.execute(text(older), {"age": age, "id": made.id})
+        if does is not None:
+            tx.execute(text(does))
+    with looking(Database(app)) as connection:
+        assert work.due_queues(connection) == {"unread": overdue}
 
 
 @pytest.mark.parametrize(("state", "reason"), [("dead", Reason.DEAD_DELIVERIES), ("failed", Reason.FAILED_DELIVERIES)])
