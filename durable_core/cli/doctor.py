@@ -19,7 +19,7 @@ from durable_core.doctor.findings import Check, Examination, Finding, Status, ex
 if TYPE_CHECKING:
     from durable_core.celery_binding import Durable
 
-MARKS = {Status.FAIL: "FAIL", Status.WARN: "warn", Status.PASS: "ok"}
+MARKS = {Status.FAIL: "FAIL", Status.WARN: "warn", Status.NOTE: "note", Status.PASS: "ok"}
 
 
 @click.command()
@@ -48,6 +48,7 @@ def doctor(where: Where, strict: bool, verbose: bool, as_json: bool) -> int:
                 "healthy": not unhealthy,
                 "failed": len(made.of(Status.FAIL)),
                 "warned": len(made.of(Status.WARN)),
+                "noted": len(made.of(Status.NOTE)),
                 "passed": len(made.of(Status.PASS)),
                 "findings": made.findings,
                 "not_looked_at": made.skipped,
@@ -87,7 +88,7 @@ def _due(database: Database) -> dict[str, bool]:
 
 def _print(out: Output, made: Examination, verbose: bool) -> None:
     """The worst first, with its mend below; what is well only where it was asked for."""
-    shown = [Status.FAIL, Status.WARN, *([Status.PASS] if verbose else [])]
+    shown = [Status.FAIL, Status.WARN, Status.NOTE, *([Status.PASS] if verbose else [])]
     findings: list[Finding] = [finding for status in shown for finding in made.of(status)]
     width = max((len(finding.check) for finding in findings), default=0)
     for finding in findings:
@@ -102,4 +103,5 @@ def _print(out: Output, made: Examination, verbose: bool) -> None:
         for why in whys:
             out.line(f"not looked at: {', '.join(c for c, w in made.skipped.items() if w == why)} ({why})")
     counts = {status: len(made.of(status)) for status in Status}
-    out.line(f"{counts[Status.FAIL]} failed, {counts[Status.WARN]} to mind, {counts[Status.PASS]} well")
+    noted = f"{counts[Status.NOTE]} noted, " if counts[Status.NOTE] else ""
+    out.line(f"{counts[Status.FAIL]} failed, {counts[Status.WARN]} to mind, {noted}{counts[Status.PASS]} well")

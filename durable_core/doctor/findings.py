@@ -19,9 +19,13 @@ CHECK_SECONDS = 8.0
 
 
 class Status(StrEnum):
-    """`fail`: something does not work now, or a promise is not kept. `warn`: a risk, or it waits for a person."""
+    """
+    `fail`: something does not work now, or a promise is not kept. `warn`: a risk, or it waits for a person. `note`:
+    most likely as it is meant, and never unhealthy.
+    """
 
     PASS = "pass"
+    NOTE = "note"
     WARN = "warn"
     FAIL = "fail"
 
@@ -76,6 +80,7 @@ class Reason(StrEnum):
     PAUSED = "PAUSED"
     TIMEZONE_UNKNOWN = "TIMEZONE_UNKNOWN"
     SCHEDULE_UNDECLARED = "SCHEDULE_UNDECLARED"
+    SCHEDULE_LATE = "SCHEDULE_LATE"
     SCHEDULE_PAUSED = "SCHEDULE_PAUSED"
 
     SETTINGS_INVALID = "SETTINGS_INVALID"
@@ -112,7 +117,10 @@ FAILS = frozenset(
         Reason.BROKER_IS_REPLICA, Reason.NO_WORKER_ANSWERS, Reason.CONTROL_UNREAD, Reason.QUEUE_UNREAD,
     }
 )  # fmt: skip
-"""The reasons that fail; all others warn, but for OK."""
+"""The reasons that fail; all others warn, but for OK and those below."""
+
+NOTES = frozenset({Reason.KIND_UNDECLARED, Reason.SCHEDULE_UNDECLARED})
+"""The reasons that are only told: two apps that share a schema do not know each other's kinds."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +135,9 @@ class Finding:
 
 
 def found(check: str, reason: Reason, observed: str, fix: str) -> Finding:
-    """Something to mend. Whether it fails or warns is the reason's."""
-    return Finding(check, Status.FAIL if reason in FAILS else Status.WARN, reason, observed, fix)
+    """Something to mend, or to know. Whether it fails, warns or is a note is the reason's."""
+    status = Status.FAIL if reason in FAILS else Status.NOTE if reason in NOTES else Status.WARN
+    return Finding(check, status, reason, observed, fix)
 
 
 def well(check: str, observed: str) -> Finding:

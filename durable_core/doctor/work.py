@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from zoneinfo import ZoneInfo
@@ -15,7 +15,7 @@ from durable_core.database.migrate import found as found_revision
 from durable_core.database.statements import beside
 from durable_core.database.transactions import Row, run
 from durable_core.deliveries import paused, read
-from durable_core.doctor.database import ROOM, inside
+from durable_core.doctor.database import MOST_NAMED, ROOM, inside
 from durable_core.doctor.findings import Check, Finding, Reason, found, or_well, well
 from durable_core.sweeps import BY_A_WORKER, Sweep, is_late, loops
 
@@ -29,6 +29,9 @@ UNREAD_SECONDS = 60.0
 
 LOOKED_AT = 2000
 """Of each queue so many due rows are looked at, those that have waited longest."""
+
+SLOT_SECONDS = 60.0
+"""A slot that nobody decided for so long is passed over; cron looks every second."""
 
 SCHEDULES_SINCE = "0003"
 
@@ -123,10 +126,12 @@ def _remarked(rows: Iterable[Row]) -> Iterator[Finding]:
 
 
 def _undeclared(rows: Iterable[Row], known: Collection[str] | None) -> Iterator[Finding]:
-    for kind, count in _by_kind(row for row in rows if known is not None and row["kind"] not in known):
+    strange = _by_kind(row for row in rows if known is not None and row["kind"] not in known)
+    if strange:
         yield found(
-            "waiting", Reason.KIND_UNDECLARED, f"{_rows(count)} of {kind} are due, and this app declares no such kind",
-            f"import the module that declares {kind}, or name the app that does with -A",
+            "waiting", Reason.KIND_UNDECLARED,
+            f"due of kinds that this app does not declare: {_named([f'{_rows(n)} of {kind}' for kind, n in strange])}",
+            "nothing, if another app on this schema declares them; else import the module that does",
         )  # fmt: skip
 
 
@@ -154,6 +159,12 @@ def due_queues(connection: Connection) -> dict[str, bool]:
     """
     rows = run(connection, _statements.due, patience_seconds=UNREAD_SECONDS, most=LOOKED_AT)
     return {row["queue"]: row["overdue"] for row in rows}
+
+
+def _named(names: Sequence[str]) -> str:
+    """So many as anybody reads."""
+    rest = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f", and {rest} more" if rest > 0 else "")
 
 
 def _rows(count: int) -> str:
@@ -193,11 +204,20 @@ def schedules(connection: Connection, declared: Collection[str] | None) -> list[
     """Whether every schedule can be followed here."""
     at = found_revision(connection)
     rows = run(connection, _statements.schedules) if at is not None and at >= SCHEDULES_SINCE else []
-    findings = [finding for row in rows for finding in _of_schedule(row, declared)]
+    strange = [row["kind"] for row in rows if declared is not None and row["kind"] not in declared]
+    findings = [finding for row in rows for finding in _of_schedule(row)]
+    if strange:
+        findings.append(
+            found(
+                "schedules", Reason.SCHEDULE_UNDECLARED, f"of kinds that this app does not declare: {_named(strange)}",
+                "nothing, if another app on this schema declares them; else import the module that does, or: "
+                "durable cron pause KIND --by … --reason …",
+            )
+        )  # fmt: skip
     return or_well(findings, "schedules", f"{len(rows)}, in zones that this machine knows")
 
 
-def _of_schedule(row: Row, declared: Collection[str] | None) -> Iterator[Finding]:
+def _of_schedule(row: Row) -> Iterator[Finding]:
     kind = row["kind"]
     try:
         ZoneInfo(row["timezone"])
@@ -206,13 +226,14 @@ def _of_schedule(row: Row, declared: Collection[str] | None) -> Iterator[Finding
             "schedules", Reason.TIMEZONE_UNKNOWN, f"{kind} follows {row['timezone']}, which this machine lacks",
             "pip install --upgrade tzdata, or correct the zone in its declaration",
         )  # fmt: skip
-    if declared is not None and kind not in declared:
-        yield found(
-            "schedules", Reason.SCHEDULE_UNDECLARED, f"{kind} has a schedule, and this app declares no such kind",
-            f"import the module that declares {kind}, or: durable cron pause {kind} --by … --reason …",
-        )  # fmt: skip
     if row["is_paused"]:
         yield found(
             "schedules", Reason.SCHEDULE_PAUSED, f"{kind} is paused by {row['paused_by']}: {row['paused_reason']}",
             f"durable cron resume {kind} --by …",
+        )  # fmt: skip
+    elif row["late_seconds"] > SLOT_SECONDS:
+        yield found(
+            "schedules", Reason.SCHEDULE_LATE,
+            f"{kind} was due {row['late_seconds']:.0f} s ago, and no sweep of an app that declares it has looked",
+            f"start a beat and a worker of that app; if the kind is gone: durable cron pause {kind} --by … --reason …",
         )  # fmt: skip

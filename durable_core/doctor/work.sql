@@ -74,6 +74,7 @@ where l.name = 'reap' and l.hold_until > (select durable.durable_now())
 
 -- name: schedules
 select s.kind, s.timezone, s.paused_by, s.paused_reason,
+    cast(extract(epoch from durable.durable_now() - s.next_slot) as float8) as late_seconds,
     s.paused_at is not null and (s.paused_until is null or s.paused_until > (select durable.durable_now())) as is_paused
 from durable.schedules s
 order by s.kind

@@ -127,5 +127,6 @@ def test_kinds_of_the_app_are_declared_and_others_are_not(
     finally:
         registry.remove("test.doctor_foreign")
     _, answer = doctor()
-    undeclared = [one for one in answer["findings"] if one["reason"] == "KIND_UNDECLARED"]
-    assert [one["observed"].split(" of ")[1].split()[0] for one in undeclared] == ["test.doctor_foreign"]
+    (undeclared,) = [one for one in answer["findings"] if one["reason"] == "KIND_UNDECLARED"]
+    assert undeclared["observed"].endswith(": 1 row of test.doctor_foreign")
+    assert (undeclared["status"], answer["noted"]) == ("note", 1)

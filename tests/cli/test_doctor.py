@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 from sqlalchemy import Engine, text
 
-from durable_core.doctor.findings import FAILS, Reason
+from durable_core.doctor.findings import FAILS, NOTES, Reason
 from durable_core.local.services import Addresses
 from durable_core.pulse import CONSUMING, Verdict
 from durable_core.sweeps import SWEEPS
@@ -73,7 +73,12 @@ def test_the_answer_for_programs_is_complete(doctor: Run) -> None:
     counts = {
         status: len([one for one in answer["findings"] if one["status"] == status]) for status in ("pass", "warn")
     }
-    assert (answer["passed"], answer["warned"], answer["failed"]) == (counts["pass"], counts["warn"], 0)
+    assert (answer["passed"], answer["warned"], answer["noted"], answer["failed"]) == (
+        counts["pass"],
+        counts["warn"],
+        0,
+        0,
+    )
     for finding in answer["findings"]:
         assert set(finding) == {"check", "status", "reason", "observed", "fix"}
         assert bool(finding["fix"]) == (finding["status"] != "pass")
@@ -126,7 +131,7 @@ def rows_of_page() -> dict[str, list[str]]:
 @pytest.mark.parametrize("reason", [reason for reason in Reason if reason is not Reason.OK])
 def test_every_reason_has_its_row_in_the_page(reason: Reason) -> None:
     severity, means, mend = rows_of_page()[reason]
-    assert severity == ("fail" if reason in FAILS else "warn")
+    assert severity == ("fail" if reason in FAILS else "note" if reason in NOTES else "warn")
     assert means
     assert mend
 

@@ -8,7 +8,7 @@ from durable_core.database.connections import Database
 from durable_core.deliveries.declare import delivery, registry
 from durable_core.doctor import work
 from durable_core.doctor.database import inside, looking
-from durable_core.doctor.findings import Reason, Status
+from durable_core.doctor.findings import Examination, Reason, Status
 from durable_core.sweeps import SWEEPS
 from durable_core.testing import make_delivery
 from tests.doctor.conftest import is_mendable, look, only
@@ -86,7 +86,7 @@ def test_a_sweep_that_is_not_well_is_told(swept, differently, reason, status, sa
     assert says in finding.observed
 
 
-def test_due_rows_of_kinds_that_nobody_declares_warn(owner, declare, make):
+def test_due_rows_of_kinds_that_nobody_declares_are_a_note(owner, declare, make):
     kind, other = declare("test.doctor_known"), declare("test.doctor_gone", queue="odd")
     make(kind)
     make(other)
@@ -97,8 +97,11 @@ def test_due_rows_of_kinds_that_nobody_declares_warn(owner, declare, make):
         return inside(Database(owner), lambda connection: work.waiting(connection, known))()
 
     (finding,) = ask({"test.doctor_known"})
-    assert is_mendable(finding, Reason.KIND_UNDECLARED, Status.WARN)
-    assert finding.observed.startswith("2 rows of test.doctor_gone are due")
+    assert is_mendable(finding, Reason.KIND_UNDECLARED, Status.NOTE)
+    assert finding.observed.endswith(": 2 rows of test.doctor_gone")
+    assert len(ask(set())) == 1, "one note, however many"
+    made = Examination([finding])
+    assert not made.unhealthy(strict=True), "another app on this schema may declare them"
     assert ask(None)[0].status is Status.PASS, "where no app was loaded, nothing is undeclared"
 
 
@@ -208,12 +211,13 @@ def test_a_schedule_in_a_zone_that_is_unknown_here_fails(owner, app, zone):
     assert is_mendable(only(app, "schedules"), Reason.TIMEZONE_UNKNOWN, Status.FAIL)
 
 
-def test_a_schedule_that_nobody_declares_or_that_is_paused_warns(owner, app):
+def test_a_schedule_that_nobody_declares_is_a_note_and_one_that_is_paused_warns(owner, app):
     with owner.begin() as tx:
         tx.execute(text(SCHEDULE), {"zone": "Europe/Berlin"})
     assert only(app, "schedules").status is Status.PASS
     (finding,) = inside(Database(app), lambda connection: work.schedules(connection, set()))()
-    assert is_mendable(finding, Reason.SCHEDULE_UNDECLARED, Status.WARN)
+    assert is_mendable(finding, Reason.SCHEDULE_UNDECLARED, Status.NOTE)
+    assert finding.observed.endswith(": test.doctor_cron")
     with owner.begin() as tx:
         tx.execute(
             text(
@@ -222,3 +226,23 @@ def test_a_schedule_that_nobody_declares_or_that_is_paused_warns(owner, app):
             )
         )
     assert is_mendable(only(app, "schedules"), Reason.SCHEDULE_PAUSED, Status.WARN)
+
+
+@pytest.mark.parametrize("declared", [set(), {"test.doctor_cron"}])
+def test_a_slot_that_nobody_decides_warns_unless_its_schedule_is_paused(owner, app, declared):
+    def ask():
+        return inside(Database(app), lambda connection: work.schedules(connection, declared))()
+
+    with owner.begin() as tx:
+        tx.execute(text(SCHEDULE), {"zone": "Europe/Berlin"})
+        tx.execute(text("update durable.schedules set next_slot = durable.durable_now() - interval '59 s'"))
+    assert Reason.SCHEDULE_LATE not in {one.reason for one in ask()}
+    with owner.begin() as tx:
+        tx.execute(text("update durable.schedules set next_slot = durable.durable_now() - interval '61 s'"))
+    finding = ask()[0]
+    assert is_mendable(finding, Reason.SCHEDULE_LATE, Status.WARN)
+    assert finding.observed.startswith("test.doctor_cron was due 61 s ago")
+    paused = "paused_at = durable.durable_now(), paused_by = 'dana', paused_reason = 'x'"
+    with owner.begin() as tx:
+        tx.execute(text(f"update durable.schedules set {paused}"))
+    assert ask()[0].reason is Reason.SCHEDULE_PAUSED
