@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
 
+from celery import Celery
 from kombu import Connection
 
 from durable_core import kinds
 from durable_core.celery_binding.durable import Durable
 from durable_core.celery_binding.publish import QUEUE_PREFIX
+from durable_core.celery_binding.settings import Settings
 from durable_core.celery_binding.transport import guarded, is_guarded, register
-from durable_core.doctor.findings import Check, Finding, Reason, found, or_well, well
+from durable_core.doctor.findings import Check, Finding, NotLookedAt, Reason, found, or_well, well
 from durable_core.doctor.work import UNREAD_SECONDS, Installation
 from durable_core.errors import DefinitionError
-from durable_core.sweeps import CONTROL_QUEUE, SWEEPS, Bounds
+from durable_core.sweeps import CONTROL_QUEUE
 
 SETTINGS_ROOM, BROKER_ROOM = "settings", "broker"
+SCHEMA, LEASE = "durable_schema", "durable_lease_seconds"
 
 BROKER_SECONDS = 2.0
 INSPECT_SECONDS = 2.0
@@ -36,31 +42,66 @@ def load(durable: Durable) -> None:
 
 
 def installation(durable: Durable) -> Installation:
-    """What this app declares, after `load`. With settings that cannot be used, the sweeps as they are without any."""
+    """What this app declares, after `load`. A setting that cannot be used counts as its default."""
     known = list(kinds.deliveries)
+    at_hand = usable(durable)
     return Installation(
-        sweeps=SWEEPS if _invalid(durable) else durable.settings.sweeps(),
+        sweeps=at_hand.settings.sweeps(),
         kinds={name for kind in known for name in kind.names},
         periodic={kind.name for kind in known if kind.cadence is not None},
+        assumed=at_hand.instead_of("durable_sweep_intervals", "the interval is the default"),
     )
 
 
-def grace_seconds(durable: Durable) -> float:
-    """How long past its deadline a row may be locked, before its holder is taken for stuck: a lease."""
-    return Bounds().lease_seconds if _invalid(durable) else durable.settings.lease_seconds
+@dataclass(frozen=True)
+class Usable:
+    """The settings with those left out that cannot be used; and of each that was, why."""
+
+    settings: Settings
+    faults: Mapping[str, str]
+
+    def instead_of(self, name: str, taken: str) -> str:
+        """What is taken instead of this setting; empty where it can be used."""
+        return f"{taken}, for {name} cannot be used" if name in self.faults else ""
 
 
-def _invalid(durable: Durable) -> DefinitionError | None:
-    try:
-        durable.settings  # noqa: B018  read, which checks them
-    except DefinitionError as error:
-        return error
-    return None
+class _Without:
+    """A configuration without some of its settings; it remembers the last that was asked for."""
+
+    def __init__(self, conf: Any, without: Collection[str]) -> None:
+        self._conf, self._without, self.asked = conf, without, ""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked = name
+        return default if name in self._without else self._conf.get(name, default)
+
+
+def usable(durable: Durable) -> Usable:
+    """The settings, one after the other left out until the rest can be used: one that is wrong tells of no other."""
+    faults: dict[str, str] = {}
+    while True:
+        conf: Any = _Without(durable.app.conf, faults)
+        try:
+            return Usable(Settings.of(cast(Celery, SimpleNamespace(conf=conf))), faults)
+        except Exception as error:  # of a value that is not even of the right sort, whatever Python raises
+            why = str(error) if isinstance(error, DefinitionError) else f"{conf.asked}: {type(error).__name__}: {error}"
+            names = set(_SETTING.findall(why))
+            if LEASE in names and conf.asked != LEASE:
+                names.add(
+                    "durable_heartbeat_seconds"
+                )  # each is right, and they do not fit: nobody knows which is meant
+            if names <= faults.keys():
+                return Usable(Settings(), faults | {conf.asked: why})
+            faults |= {name: why for name in names if name not in faults}
+
+
+_SETTING = re.compile(r"durable_[a-z_]+")
+"""A DefinitionError names its setting."""
 
 
 def checks(durable: Durable, due_queues: DueQueues) -> list[Check]:
     return [
-        Check("settings", SETTINGS_ROOM, lambda: settings(durable), gate=True),
+        Check("settings", SETTINGS_ROOM, lambda: settings(durable)),
         Check("modules", SETTINGS_ROOM, lambda: modules(durable), gate=True),
         Check("beat", SETTINGS_ROOM, lambda: beat(durable)),
         Check("celery", SETTINGS_ROOM, lambda: celery_settings(durable)),
@@ -72,9 +113,14 @@ def checks(durable: Durable, due_queues: DueQueues) -> list[Check]:
 
 def settings(durable: Durable) -> Iterator[Finding]:
     """Whether the `durable_` settings can be used."""
-    if error := _invalid(durable):
-        yield found("settings", Reason.SETTINGS_INVALID, str(error), "correct that setting; no worker starts with it")
-    else:
+    at_hand = usable(durable)
+    for why in dict.fromkeys(at_hand.faults.values()):
+        instead = f'"{at_hand.settings.schema}" is looked at instead' if why == at_hand.faults.get(SCHEMA) else ""
+        yield found(
+            "settings", Reason.SETTINGS_INVALID, why.removesuffix("."),
+            "correct that setting; no worker starts with it", assumed=instead,
+        )  # fmt: skip
+    if not at_hand.faults:
         yield well("settings", "the durable_ settings can be used")
 
 
@@ -93,11 +139,14 @@ def modules(durable: Durable) -> Iterator[Finding]:
 
 def beat(durable: Durable) -> Iterator[Finding]:
     """Whether a beat of this app drives the sweeps: an assignment of `beat_schedule` after `finalize` drops ours."""
+    at_hand = usable(durable)
+    if at_hand.faults:
+        raise NotLookedAt("settings failed")  # with such settings ours are never added
     schedule: Mapping[str, Any] = durable.app.conf.beat_schedule or {}
     entries = {_of(entry, "task"): entry for entry in schedule.values()}
-    wanted = [sweep.task for sweep in durable.settings.sweeps()]
+    wanted = [sweep.task for sweep in at_hand.settings.sweeps()]
     missing = [task for task in wanted if task not in entries]
-    if missing and not durable.settings.beat:
+    if missing and not at_hand.settings.beat:
         yield well("beat", "durable_beat is off: the age of the sweeps tells whether something else drives them")
         return
     if missing:

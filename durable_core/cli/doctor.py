@@ -12,12 +12,15 @@ from durable_core.cli import exits
 from durable_core.cli.output import Output
 from durable_core.cli.where import Where, options
 from durable_core.database.connections import Database
+from durable_core.database.statements import use_schema
 from durable_core.doctor import database as of_database
 from durable_core.doctor import process, work
 from durable_core.doctor.findings import Check, Examination, Finding, Status, examine
 
 if TYPE_CHECKING:
     from durable_core.celery_binding import Durable
+
+NO_APP = "no app was named with -A"
 
 MARKS = {Status.FAIL: "FAIL", Status.WARN: "warn", Status.NOTE: "note", Status.PASS: "ok"}
 
@@ -37,10 +40,9 @@ def doctor(where: Where, strict: bool, verbose: bool, as_json: bool) -> int:
     """
     out = Output(as_json)
     with where.database() as (database, durable):
-        made = examine(_checks(database, durable))
+        made = examine(_checks(database, durable, schema_given="schema" in where.given))
     if durable is None:
-        no_app = "no app was named with -A"
-        made.skipped |= {check: no_app for check in ("settings", "beat", "celery", "broker", "workers")}
+        made.skipped |= {check: NO_APP for check in ("settings", "beat", "celery", "broker", "workers")}
     unhealthy = made.unhealthy(strict=strict)
     if as_json:
         out.answer(
@@ -59,26 +61,37 @@ def doctor(where: Where, strict: bool, verbose: bool, as_json: bool) -> int:
     return exits.UNHEALTHY if unhealthy else exits.OK
 
 
-def _checks(database: Database, durable: Durable | None) -> Sequence[Check]:
+def _checks(database: Database, durable: Durable | None, *, schema_given: bool) -> Sequence[Check]:
     if durable is None:
-        installation = work.Installation(sweeps.SWEEPS)
+        installation = work.Installation(sweeps.SWEEPS, assumed=f"the interval is the default, for {NO_APP}")
         return [
-            *of_database.checks(database, grace_seconds=sweeps.Bounds().lease_seconds),
+            *of_database.checks(
+                database, grace_seconds=sweeps.Bounds().lease_seconds,
+                assumed_grace=f"the lease is the default, for {NO_APP}",
+                assumed_connection=f"the app may connect otherwise, for {NO_APP}",
+            ),
             *work.checks(database, lambda: installation),
             *process.checks(),
-        ]
+        ]  # fmt: skip
     # Not at the top: the commands that need no Celery do not wait for its import.
     from durable_core.celery_binding import doctor as of_celery
 
     of_app = of_celery.checks(durable, lambda: _due(database))
+    at_hand = of_celery.usable(durable)
+    if at_hand.faults and not schema_given:
+        # The app's own way to its schema raises for any setting that is wrong, and would close the whole database.
+        use_schema(at_hand.settings.schema)
     # What the app declares is known once its modules are loaded, which is a check of its own: the settings come first.
     return [
         *(check for check in of_app if check.room == of_celery.SETTINGS_ROOM),
-        *of_database.checks(database, grace_seconds=of_celery.grace_seconds(durable)),
+        *of_database.checks(
+            database, grace_seconds=at_hand.settings.lease_seconds,
+            assumed_grace=at_hand.instead_of(of_celery.LEASE, "the lease is the default"),
+        ),
         *work.checks(database, lambda: of_celery.installation(durable)),
         *(check for check in of_app if check.room != of_celery.SETTINGS_ROOM),
         *process.checks(),
-    ]
+    ]  # fmt: skip
 
 
 def _due(database: Database) -> dict[str, bool]:

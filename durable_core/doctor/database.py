@@ -47,8 +47,14 @@ def inside(database: Database, look: Callable[[Connection], Iterable[Finding]]) 
     return _look
 
 
-def checks(database: Database, *, grace_seconds: float) -> list[Check]:
-    """The checks of the server and the schema; those behind `revision` need a schema that this code knows."""
+def checks(
+    database: Database, *, grace_seconds: float, assumed_grace: str = "", assumed_connection: str = ""
+) -> list[Check]:
+    """
+    The checks of the server and the schema; those behind `revision` need a schema that this code knows.
+
+    The two that are assumed say why the grace is a default, and why the connection is not the app's.
+    """
 
     def of_statements(name: str, look: Callable[[Connection], Iterable[Finding]]) -> Check:
         return Check(name, ROOM, inside(database, look))
@@ -60,9 +66,9 @@ def checks(database: Database, *, grace_seconds: float) -> list[Check]:
         Check("revision", ROOM, inside(database, revision), gate=True),
         of_statements("drift", drift),
         of_statements("clock", clock),
-        Check("pooler", ROOM, lambda: pooler(database)),
+        Check("pooler", ROOM, lambda: pooler(database, assumed_connection)),
         of_statements("transactions", transactions),
-        of_statements("stuck", lambda connection: stuck_holders(connection, grace_seconds)),
+        of_statements("stuck", lambda connection: stuck_holders(connection, grace_seconds, assumed_grace)),
         of_statements("vacuum", vacuum),
     ]
 
@@ -169,18 +175,19 @@ def clock(connection: Connection) -> Iterator[Finding]:
         yield well("clock", f"within {SKEW_SECONDS:g} s of the database's")
 
 
-def pooler(database: Database) -> Iterator[Finding]:
+def pooler(database: Database, assumed: str = "") -> Iterator[Finding]:
     """Whether a pooler stands between, and mixes up prepared statements."""
     try:
         refuse_unsafe_pooler(database)
     except UnsafePooler as error:
         yield found(
             "pooler", Reason.POOLER_UNSAFE, str(error).split(": make", 1)[0],
-            'create_engine(…, connect_args={"prepare_threshold": None})',
+            'create_engine(…, connect_args={"prepare_threshold": None})', assumed=assumed,
         )  # fmt: skip
     else:
         stands = behind_pooler(database)
-        yield well("pooler", "a pooler, and no prepared statement that it could mix up" if stands else "none")
+        safe = "a pooler, and no prepared statement that it could mix up" if stands else "none"
+        yield well("pooler", safe, assumed=assumed)
 
 
 def transactions(connection: Connection) -> list[Finding]:
@@ -213,23 +220,25 @@ def _prepared(row: Row) -> Finding:
     )  # fmt: skip
 
 
-def stuck_holders(connection: Connection, grace_seconds: float) -> list[Finding]:
+def stuck_holders(connection: Connection, grace_seconds: float, assumed: str = "") -> list[Finding]:
     """Processes stopped inside their commit, with their row's lock."""
     rows = stuck(connection, grace_seconds=grace_seconds)[:MOST_NAMED]
-    return or_well(map(_stuck, rows), "stuck", "nobody keeps a row locked past its deadline")
+    return [_stuck(row, assumed) for row in rows] or [
+        well("stuck", "nobody keeps a row locked past its deadline and a lease", assumed=assumed)
+    ]
 
 
-def _stuck(row: Row) -> Finding:
+def _stuck(row: Row, assumed: str) -> Finding:
     if row["commits"]:
         return found(
             "stuck", Reason.COMMIT_WAITS_FOR_STANDBY,
             f"the commit of {row['kind']} {row['id']} waits for a synchronous standby (session {row['pid']})",
-            "bring the standby back, or take it out of synchronous_standby_names and reload",
+            "bring the standby back, or take it out of synchronous_standby_names and reload", assumed=assumed,
         )  # fmt: skip
     return found(
         "stuck", Reason.STUCK_IN_COMMIT,
         f"session {row['pid']} keeps {row['kind']} {row['id']} locked past its deadline: its process hangs",
-        f"select pg_terminate_backend({row['pid']}), or grant pg_signal_backend to our role",
+        f"select pg_terminate_backend({row['pid']}), or grant pg_signal_backend to our role", assumed=assumed,
     )  # fmt: skip
 
 

@@ -125,23 +125,31 @@ NOTES = frozenset({Reason.KIND_UNDECLARED, Reason.SCHEDULE_UNDECLARED})
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact. `fix` is one line that mends it; empty for what is well."""
+    """
+    One fact. `fix` is one line that mends it; empty for what is well. `assumed` is what it was judged by because nobody
+    could be asked, empty where that was nothing; `observed` ends with it.
+    """
 
     check: str
     status: Status
     reason: Reason
     observed: str
     fix: str = ""
+    assumed: str = ""
 
 
-def found(check: str, reason: Reason, observed: str, fix: str) -> Finding:
+def found(check: str, reason: Reason, observed: str, fix: str, *, assumed: str = "") -> Finding:
     """Something to mend, or to know. Whether it fails, warns or is a note is the reason's."""
     status = Status.FAIL if reason in FAILS else Status.NOTE if reason in NOTES else Status.WARN
-    return Finding(check, status, reason, observed, fix)
+    return Finding(check, status, reason, _with(observed, assumed), fix, assumed)
 
 
-def well(check: str, observed: str) -> Finding:
-    return Finding(check, Status.PASS, Reason.OK, observed)
+def well(check: str, observed: str, *, assumed: str = "") -> Finding:
+    return Finding(check, Status.PASS, Reason.OK, _with(observed, assumed), assumed=assumed)
+
+
+def _with(observed: str, assumed: str) -> str:
+    return f"{observed}; {assumed}" if assumed else observed
 
 
 def or_well(findings: Iterable[Finding], check: str, observed: str) -> list[Finding]:
@@ -174,6 +182,10 @@ class Examination:
 
     def unhealthy(self, *, strict: bool = False) -> bool:
         return bool(self.of(Status.FAIL) or (strict and self.of(Status.WARN)))
+
+
+class NotLookedAt(Exception):
+    """Raised by a look that another finding has made senseless; its text is why."""
 
 
 class NoAnswer(Exception):
@@ -211,6 +223,9 @@ def examine(checks: Sequence[Check], *, seconds: float = CHECK_SECONDS) -> Exami
             continue
         try:
             findings = within(seconds, check.look)
+        except NotLookedAt as error:
+            made.skipped[check.name] = str(error)
+            continue
         except NoAnswer as error:
             findings = [_could_not_look(check.name, str(error))]
             closed[check.room] = f"{check.name} had no answer"

@@ -40,11 +40,13 @@ SCHEDULES_SINCE = "0003"
 class Installation:
     """
     What the code at hand knows. `kinds` and `periodic` are None where no app was loaded: then nothing is undeclared.
+    `assumed` says why the intervals of the sweeps are the defaults, where nobody could be asked.
     """
 
     sweeps: tuple[Sweep, ...]
     kinds: Collection[str] | None = None
     periodic: Collection[str] | None = None
+    assumed: str = ""
 
 
 def checks(database: Database, installation: Callable[[], Installation]) -> list[Check]:
@@ -54,7 +56,7 @@ def checks(database: Database, installation: Callable[[], Installation]) -> list
         return Check(name, ROOM, inside(database, look))
 
     return [
-        check("sweeps", lambda connection: sweeps(connection, installation().sweeps)),
+        check("sweeps", lambda connection: sweeps(connection, installation())),
         check("waiting", lambda connection: waiting(connection, installation().kinds)),
         check("ended", ended),
         check("pauses", pauses),
@@ -62,10 +64,10 @@ def checks(database: Database, installation: Callable[[], Installation]) -> list
     ]
 
 
-def sweeps(connection: Connection, wanted: Iterable[Sweep]) -> Iterator[Finding]:
+def sweeps(connection: Connection, installation: Installation) -> Iterator[Finding]:
     """Whether each began lately, ended well, and was driven by a beat."""
     rows = {row["name"]: row for row in loops(connection)}
-    for sweep in wanted:
+    for sweep in installation.sweeps:
         row = rows.get(sweep.name)
         age = None if row is None else float(row["age_seconds"])
         by_a_worker = row is not None and (row["host"] or "").endswith(BY_A_WORKER)
@@ -75,7 +77,7 @@ def sweeps(connection: Connection, wanted: Iterable[Sweep]) -> Iterator[Finding]
                 since = f"last began {-age:.0f} s ahead of the database's clock, which was set back"
             yield found(
                 "sweeps", Reason.SWEEP_LATE, f"{sweep.name} {since}, and is to every {sweep.interval:g} s",
-                "start a beat (celery -A … beat) and a worker that reads durable.control",
+                "start a beat (celery -A … beat) and a worker that reads durable.control", assumed=installation.assumed,
             )  # fmt: skip
         elif by_a_worker:
             yield found(
@@ -88,7 +90,10 @@ def sweeps(connection: Connection, wanted: Iterable[Sweep]) -> Iterator[Finding]
                 "mend what the error names; the sweep tries again by itself",
             )  # fmt: skip
         elif row is not None and not is_late(age, max(sweep.interval, PATIENT_INTERVAL)) and not by_a_worker:
-            yield well("sweeps", f"{sweep.name} began {age:.0f} s ago on {row['host'] or 'a host unknown'}")
+            yield well(
+                "sweeps", f"{sweep.name} began {age:.0f} s ago on {row['host'] or 'a host unknown'}",
+                assumed=installation.assumed,
+            )  # fmt: skip
     for row in run(connection, _statements.hold):
         yield found(
             "sweeps", Reason.SWEEP_HELD_BACK, f"reap takes nothing for another {row['seconds']:.0f} s, after an outage",

@@ -1,5 +1,6 @@
 """`durable doctor` as it is called: what it prints, what it answers, and how it ends."""
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -80,13 +81,59 @@ def test_the_answer_for_programs_is_complete(doctor: Run) -> None:
         0,
     )
     for finding in answer["findings"]:
-        assert set(finding) == {"check", "status", "reason", "observed", "fix"}
+        assert set(finding) == {"check", "status", "reason", "observed", "fix", "assumed"}
         assert bool(finding["fix"]) == (finding["status"] != "pass")
     assert answer["not_looked_at"]["workers"] == "no app was named with -A"
 
 
 def test_without_an_app_it_says_what_it_did_not_look_at(doctor: Run) -> None:
     assert "not looked at: settings, beat, celery, broker, workers (no app was named with -A)" in doctor().stdout
+
+
+def test_what_is_a_guess_without_an_app_says_so(doctor: Run, swept: Engine) -> None:
+    with swept.begin() as tx:
+        tx.execute(text("update durable.loops set began_at = began_at - interval '40 s' where name = 'reap'"))
+    findings = value_of(doctor("--json"))["findings"]
+    for check, of in (("sweeps", "the interval is the default"), ("pooler", "the app may connect otherwise"),
+                      ("stuck", "the lease is the default")):  # fmt: skip
+        judged = [one for one in findings if one["check"] == check]
+        for finding in judged:
+            assert finding["assumed"] == f"{of}, for no app was named with -A"
+            assert finding["observed"].endswith(f"; {finding['assumed']}")
+    assert "SWEEP_LATE" in {one["reason"] for one in findings}
+    assert {one["assumed"] for one in findings if one["check"] not in ("sweeps", "pooler", "stuck")} == {""}
+
+
+APP = """
+from celery import Celery
+from sqlalchemy import create_engine
+from durable_core.celery_binding import install
+app = Celery("proj", broker={broker!r})
+app.conf.update(
+    durable_engine=create_engine({url!r}), durable_schema={schema!r}, durable_lease_seconds={lease},
+    worker_enable_remote_control=False,
+)
+install(app)
+"""
+
+
+@pytest.mark.parametrize(("schema", "lease"), [("durable", -1), ("Not So", 30), ("durable", 30)])
+def test_a_setting_that_cannot_be_used_closes_no_other_look(
+    swept: Engine, services: Addresses, tmp_path: Path, schema: str, lease: int
+) -> None:
+    url = swept.url.render_as_string(hide_password=False)
+    (tmp_path / "proj.py").write_text(APP.format(broker=services.redis_url, url=url, schema=schema, lease=lease))
+    done = process("-A", "proj", "doctor", "--json", cwd=tmp_path)
+    answer = json.loads(done.stdout)
+    failed = [one["reason"] for one in answer["findings"] if one["status"] == "fail"]
+    bad = (schema, lease) != ("durable", 30)
+    assert failed == ["SETTINGS_INVALID"] * bad
+    assert answer["not_looked_at"] == ({"beat": "settings failed"} if bad else {})
+    assert {"revision", "drift", "sweeps", "schedules", "broker_server"} <= {
+        one["check"] for one in answer["findings"] if one["status"] == "pass"
+    }
+    assumed = {one["assumed"] for one in answer["findings"] if one["check"] == "stuck"}
+    assert assumed == {"the lease is the default, for durable_lease_seconds cannot be used" if lease < 0 else ""}
 
 
 def test_a_database_that_is_away_is_a_finding_with_no_password_in_it(run: Run) -> None:

@@ -68,13 +68,46 @@ def test_a_visibility_timeout_below_the_longest_handler_warns(host):
         registry.remove("test.doctor_slow")
 
 
-def test_a_setting_of_ours_that_cannot_be_used_fails_and_the_sweeps_are_still_known(host):
-    durable = host(durable_lease_seconds=-1)
+@pytest.mark.parametrize(
+    ("wrong", "says", "left"),
+    [
+        ({"durable_lease_seconds": -1}, ["durable_lease_seconds=-1"], {"lease_seconds": 30.0}),
+        ({"durable_schema": "Not So"}, ['"durable" is looked at instead'], {"schema": "durable"}),
+        ({"durable_sweep_intervals": 5}, ["durable_sweep_intervals: TypeError"], {"sweep_intervals": {}}),
+        ({"durable_sweep_intervals": {"reap": "often"}}, ["durable_sweep_intervals['reap']"], {"sweep_intervals": {}}),
+        (
+            {"durable_lease_seconds": 30, "durable_heartbeat_seconds": 20},
+            ["is less than three heartbeats"],
+            {"lease_seconds": 30.0, "heartbeat_seconds": 8.0},
+        ),
+        (
+            {"durable_trace": "odd", "durable_retention_days": 0, "durable_flower_payload": "no"},
+            ["durable_retention_days=0", "durable_flower_payload='no'", "durable_trace='odd'"],
+            {"retention_seconds": 14 * 86400.0},
+        ),
+    ],
+)
+def test_a_setting_of_ours_that_cannot_be_used_is_one_finding_and_the_others_count(host, wrong, says, left):
+    durable = host(**{"durable_schema": "work_2", "durable_shutdown_grace": 7} | wrong)
     made = examine(of_celery.checks(durable, dict)[:4])
-    assert is_mendable(made.findings[0], Reason.SETTINGS_INVALID, Status.FAIL)
-    assert made.skipped["beat"] == "settings failed"
+    findings = made.of(Status.FAIL)
+    assert len(findings) == len(says)
+    for finding, words in zip(findings, says, strict=True):
+        assert is_mendable(finding, Reason.SETTINGS_INVALID, Status.FAIL)
+        assert words in finding.observed
+    assert [finding.check for finding in made.of(Status.PASS)] == ["modules", "celery"]
+    assert made.skipped == {"beat": "settings failed"}
+    at_hand = of_celery.usable(durable).settings
+    assert {name: getattr(at_hand, name) for name in left} == left
+    assert at_hand.shutdown_grace == 7
+    assert at_hand.schema == left.get("schema", "work_2")
     assert len(of_celery.installation(durable).sweeps) == 5
-    assert of_celery.grace_seconds(durable) == 30.0
+
+
+def test_intervals_that_are_the_defaults_for_want_of_the_apps_own_are_called_so(host):
+    assert of_celery.installation(host(durable_sweep_intervals={"reap": 7})).assumed == ""
+    assumed = of_celery.installation(host(durable_sweep_intervals={"reap": -7})).assumed
+    assert assumed == "the interval is the default, for durable_sweep_intervals cannot be used"
 
 
 def test_a_module_that_cannot_be_imported_fails_with_its_name(host):

@@ -245,4 +245,4 @@ def test_a_slot_that_nobody_decides_warns_unless_its_schedule_is_paused(owner, a
     paused = "paused_at = durable.durable_now(), paused_by = 'dana', paused_reason = 'x'"
     with owner.begin() as tx:
         tx.execute(text(f"update durable.schedules set {paused}"))
-    assert ask()[0].reason is Reason.SCHEDULE_PAUSED
+    assert not {Reason.SCHEDULE_LATE, Reason.OK} & {one.reason for one in ask()}
