@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from urllib.parse import quote
+from zlib import crc32
 
 FOLDER_VARIABLE = "DURABLE_PULSE_FOLDER"
 
@@ -28,7 +29,7 @@ STUCK_AFTER = 15.0
 LOST_AFTER = 60.0
 """And after so long, where it does not wait for its broker, it will not come back by itself."""
 FORGOTTEN_AFTER = 3600.0
-"""The pulse of a process that is gone for so long tells nobody anything; the next worker here takes it away."""
+"""A pulse that nobody has written for so long tells nobody anything; the next worker here takes it away."""
 UNTAKEN_AFTER = 15.0
 """Messages that lie for a worker with a free slot, which took none for so long, will not be taken."""
 
@@ -65,7 +66,13 @@ class Pulse:
     """What a worker says of itself. Instants are `time.monotonic()`, which all processes of a machine share."""
 
     worker: str
+    app: str
+    """The name of its Celery app: two apps may have a worker of one name on a machine."""
     pid: int
+    space: str
+    """Where `pid` and the instants mean something: this start of this machine, this container."""
+    began: int | None
+    """When its process began, in the kernel's ticks, for pids are used again; None where nobody can tell."""
     at: float
     state: State
     since: float
@@ -130,36 +137,44 @@ def made_folder() -> Path:
     return place
 
 
-def file_of(worker: str, place: Path) -> Path:
-    return place / f"{quote(worker, safe='@')}.json"
+def file_of(pulse: Pulse, place: Path) -> Path:
+    """A file of its own for each process, also of those that share a name, or a volume and the number 1."""
+    apart = crc32(f"{pulse.app}\n{pulse.space}".encode())
+    return place / f"{quote(pulse.worker, safe='@')}.{apart:08x}.{pulse.pid}.json"
 
 
-def write(pulse: Pulse, place: Path) -> None:
-    """Write it whole, or not at all. Raises OSError."""
-    path = file_of(pulse.worker, place)
-    fresh = path.with_suffix(f".{os.getpid()}")
+def write(pulse: Pulse, place: Path) -> Path:
+    """Write it whole, or not at all; the file that it is in. Raises OSError."""
+    path = file_of(pulse, place)
+    fresh = path.with_suffix(".fresh")
     fresh.write_text(json.dumps(asdict(pulse)), encoding="utf-8")
-    fresh.replace(path)
+    return fresh.replace(path)
 
 
-def forget(worker: str, place: Path) -> None:
+def forget(path: Path) -> None:
     """The worker has ended in order."""
     try:
-        file_of(worker, place).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     except OSError:
         pass  # it grows old, and says the same
 
 
 def tidy(place: Path) -> None:
-    """Forget workers that were killed long ago, or before the machine last started, and never came back."""
-    for pulse in read_all():
-        age = time.monotonic() - pulse.at
-        if not 0 <= age <= FORGOTTEN_AFTER and not _runs(pulse.pid):
-            forget(pulse.worker, place)
+    """
+    Forget workers that wrote nothing for long, by the age of their files alone: of another container nobody here can
+    tell whether it runs. One that was only stopped writes anew when it goes on.
+    """
+    for path in place.iterdir():
+        try:
+            age = time.time() - path.stat().st_mtime
+        except OSError:
+            continue  # it was just taken away
+        if path.suffix in (".json", ".fresh") and abs(age) > FORGOTTEN_AFTER:
+            forget(path)
 
 
 def read_all() -> list[Pulse]:
-    """The pulses of this user's workers on this machine, old ones too."""
+    """The pulses of this user's workers in this folder, old ones and those of other containers too."""
     found = []
     try:
         paths = sorted(folder().glob("*.json"))
@@ -180,14 +195,32 @@ def named(pulses: Iterable[Pulse], worker: str | None) -> list[Pulse]:
     return [one for one in pulses if worker is None or worker in (one.worker, one.worker.split("@", 1)[0])]
 
 
-def judged(worker: str | None) -> list[Read]:
-    """How the named worker is, or every worker that has a pulse here. Never empty: none is a verdict too."""
-    pulses = named(read_all(), worker)
+def judged(worker: str | None, app: str | None = None) -> list[Read]:
+    """
+    How the named worker is, or every worker that has a pulse here. Never empty: none is a verdict too.
+
+    Where more than one app has a worker of that name, those of `app` are meant if there are any; else all.
+    """
+    there = named(read_all(), worker)
+    here = _that_count([pulse for pulse in there if pulse.space == space()])
+    pulses = [pulse for pulse in here if app is None or pulse.app == app] or here
     if not pulses:
         who = worker or "a worker"
         says = f"no pulse of {who} in {folder()}: it has not started, has ended, or runs elsewhere or as another user"
+        if there:
+            says += "; one that lies there is of another container, or of before this machine started"
         return [Read(worker or "", Verdict.PULSE_MISSING, False, says)]
     return [judge(pulse, time.monotonic()) for pulse in pulses]
+
+
+def _that_count(pulses: Iterable[Pulse]) -> list[Pulse]:
+    """Of each worker of each app the newest; of the older ones those whose process is there, and so was not killed."""
+    counted: dict[tuple[str, str], list[Pulse]] = {}
+    for pulse in sorted(pulses, key=lambda one: one.at, reverse=True):
+        of_worker = counted.setdefault((pulse.worker, pulse.app), [])
+        if not of_worker or _runs(pulse):
+            of_worker.append(pulse)
+    return [pulse for _, of_worker in sorted(counted.items()) for pulse in of_worker]
 
 
 def judge(pulse: Pulse, now: float) -> Read:
@@ -195,7 +228,7 @@ def judge(pulse: Pulse, now: float) -> Read:
     age = now - pulse.at
     if age > STOPPED_AFTER or age < 0:
         # Below nought: it was written before the machine last started.
-        what = "is stopped, or hangs" if age > 0 and _runs(pulse.pid) else "is gone"
+        what = "is stopped, or hangs" if age > 0 and _runs(pulse) else "is gone"
         return _read(pulse, Verdict.PULSE_STOPPED, False, f"process {pulse.pid} {what}: its pulse is {_age(age)} old")
     lasts = now - pulse.since
     if pulse.state is State.STARTING:
@@ -234,16 +267,38 @@ def with_lying(read: Read, lying: dict[str, int]) -> Read:
 
 
 def _read(pulse: Pulse, verdict: Verdict, live: bool, says: str) -> Read:
-    return Read(pulse.worker, verdict, live, f"{pulse.worker}: {says}", pulse)
+    of_app = f" of {pulse.app}" if pulse.app else ""
+    return Read(pulse.worker, verdict, live, f"{pulse.worker}{of_app}: {says}", pulse)
 
 
 def _age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _runs(pid: int) -> bool:
+def space() -> str:
+    """Names this start of this machine, and this container, as far as the system tells."""
     try:
-        os.kill(pid, 0)
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def began(pid: int) -> int | None:
+    """When the process of this number began; None where there is none, or it has ended, or nobody can tell."""
+    try:
+        facts = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return None if facts[0] in "ZX" else int(facts[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _runs(pulse: Pulse) -> bool:
+    """Whether its process is still there; only for a pulse of this space."""
+    if pulse.began is not None:
+        return began(pulse.pid) == pulse.began
+    try:
+        os.kill(pulse.pid, 0)
     except ProcessLookupError:
         return False
     except OSError:

@@ -87,9 +87,8 @@ def usable(durable: Durable) -> Usable:
             why = str(error) if isinstance(error, DefinitionError) else f"{conf.asked}: {type(error).__name__}: {error}"
             names = set(_SETTING.findall(why))
             if LEASE in names and conf.asked != LEASE:
-                names.add(
-                    "durable_heartbeat_seconds"
-                )  # each is right, and they do not fit: nobody knows which is meant
+                # Each is right, and they do not fit: nobody knows which is meant.
+                names.add("durable_heartbeat_seconds")
             if names <= faults.keys():
                 return Usable(Settings(), faults | {conf.asked: why})
             faults |= {name: why for name in names if name not in faults}

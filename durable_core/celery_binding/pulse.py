@@ -39,6 +39,7 @@ class Heart:
         self._worker = worker
         self._stop = threading.Event()
         self._folder: Path | None = None
+        self._file: Path | None = None
         now = time.monotonic()
         self._state, self._since = State.STARTING, now
         self._turned_at: float | None = None
@@ -58,8 +59,8 @@ class Heart:
 
     def stop(self) -> None:
         self._stop.set()
-        if self._folder is not None:
-            pulse.forget(self._worker.hostname, self._folder)
+        if self._file is not None:
+            pulse.forget(self._file)
 
     def consumes(self, consumer: Any) -> Any:
         """From now on; the entry of the loop's timer that says so, to be cancelled with it."""
@@ -94,12 +95,12 @@ class Heart:
                     log.warning("pulse_not_written", extra={"error": str(error)[:300]})
                 said = True
             stopped = self._stop.wait(pulse.WRITTEN_EVERY)
-        if self._folder is not None:
-            pulse.forget(self._worker.hostname, self._folder)
+        if self._file is not None:
+            pulse.forget(self._file)
 
     def _beat(self) -> None:
         assert self._folder is not None
-        pulse.write(self._now(), self._folder)
+        self._file = pulse.write(self._now(), self._folder)
 
     def _now(self) -> Pulse:
         now = time.monotonic()
@@ -109,7 +110,10 @@ class Heart:
         task_consumer = getattr(self._consumer, "task_consumer", None)
         return Pulse(
             worker=self._worker.hostname,
+            app=str(self._worker.app.main or ""),
             pid=os.getpid(),
+            space=pulse.space(),
+            began=pulse.began(os.getpid()),
             at=now,
             state=self._state,
             since=self._since,

@@ -68,13 +68,14 @@ def _ready(where: Where, worker: str | None) -> tuple[bool, str, dict[str, objec
                 *([] if broker is None else [Check("broker", BROKER_ROOM, _answers(broker), gate=True)]),
             ]
         )
-        reads = pulse.judged(worker) if worker is not None else []
+        app = None if durable is None else str(durable.app.main or "")
+        reads = pulse.judged(worker, app) if worker is not None else []
         if broker is not None and not any(one.check == "broker" and one.status is Status.FAIL for one in made.findings):
             reads = [_beside_its_queues(read, broker) for read in reads]
             if any(read.verdict is pulse.Verdict.MESSAGES_LIE for read in reads):
                 # The count was of now, and its word older: what came in between is no fault of a worker that slept.
                 time.sleep(pulse.WRITTEN_EVERY * 1.5)
-                reads = [_beside_its_queues(read, broker) for read in pulse.judged(worker)]
+                reads = [_beside_its_queues(read, broker) for read in pulse.judged(worker, app)]
     # A look that failed is no yes.
     wrong = [one for one in made.findings if one.status is Status.FAIL or one.reason == "COULD_NOT_LOOK"]
     ok = not wrong and all(read.consuming for read in reads)

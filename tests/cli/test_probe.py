@@ -38,7 +38,8 @@ def test_a_worker_that_slept_when_a_burst_came_is_ready_once_it_has_taken_of_it(
     monkeypatch.setenv("DURABLE_REDIS_URL", services.redis_url)
     now = time.monotonic()
     slept = Pulse(
-        worker="mail@box", pid=os.getpid(), at=now - 1.9, state=State.CONSUMING, since=now - 500, turned_at=now,
+        worker="mail@box", app="", pid=os.getpid(), space=pulse.space(), began=None, at=now - 1.9,
+        state=State.CONSUMING, since=now - 500, turned_at=now,
         runs_tasks_itself=False, waits_for_broker=False, active=0, slots=2, taken_at=now - 400, queues=(QUEUE,),
     )  # fmt: skip
     place = pulse.made_folder()

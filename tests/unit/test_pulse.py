@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from celery import Celery
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 
@@ -27,7 +28,8 @@ def place(tmp_path, monkeypatch):
 
 
 IDLE = Pulse(
-    worker="mail@box", pid=os.getpid(), at=NOW, state=State.CONSUMING, since=NOW - 500, turned_at=NOW,
+    worker="mail@box", app="shop", pid=os.getpid(), space=pulse.space(), began=pulse.began(os.getpid()), at=NOW,
+    state=State.CONSUMING, since=NOW - 500, turned_at=NOW,
     runs_tasks_itself=False, waits_for_broker=False, active=0, slots=2, taken_at=NOW - 400, queues=("durable.mail",),
 )  # fmt: skip
 
@@ -90,27 +92,95 @@ def test_messages_that_nobody_takes_tell_an_idle_worker_from_one_that_consumes_n
 
 def test_a_pulse_is_found_by_its_whole_name_and_by_its_first_part(place):
     place = pulse.made_folder()
-    for worker in ("mail@box", "slow/../odd@box"):
-        pulse.write(replace(IDLE, worker=worker), place)
+    mail, _ = [pulse.write(replace(IDLE, worker=worker), place) for worker in ("mail@box", "slow/../odd@box")]
     assert [one.worker for one in pulse.named(pulse.read_all(), None)] == ["mail@box", "slow/../odd@box"]
     assert [one.worker for one in pulse.named(pulse.read_all(), "mail")] == ["mail@box"]
     assert [one.worker for one in pulse.named(pulse.read_all(), "slow/../odd@box")] == ["slow/../odd@box"]
     assert {path.parent for path in place.parent.rglob("*.json")} == {place}, "a name leads to no other folder"
     assert pulse.named(pulse.read_all(), "mai") == []
-    pulse.forget("mail@box", place)
+    pulse.forget(mail)
     assert [one.worker for one in pulse.read_all()] == ["slow/../odd@box"]
 
 
-def test_workers_that_were_killed_long_ago_are_forgotten_and_nobody_else(place):
-    now, gone = time.monotonic(), 2**22 + 1
+def test_pulses_that_nobody_wrote_for_an_hour_are_taken_away_whoevers_they_are(place):
+    """Of another container nobody can tell whether its process 1 runs, and here one always does."""
     place = pulse.made_folder()
-    for name, at, pid in (
-        ("lives", now, os.getpid()), ("hangs", now - 4000, os.getpid()), ("killed", now - 3000, gone),
-        ("forgotten", now - 4000, gone), ("before", now + 4000, gone),
-    ):  # fmt: skip
-        pulse.write(replace(IDLE, worker=name, at=at, pid=pid), place)
+    for worker, age in (("lives", 0), ("killed", 3500), ("long ago", 3700), ("ahead", -3700), ("behind", -3500)):
+        elsewhere = replace(IDLE, worker=worker, pid=1, space="another container", began=None)
+        os.utime(pulse.write(elsewhere, place), (time.time() - age,) * 2)
+    half, kept = place / "half.fresh", place / "mine.txt"
+    for path in (half, kept):
+        path.touch()
+        os.utime(path, (0, 0))
     pulse.tidy(place)
-    assert {one.worker for one in pulse.read_all()} == {"lives", "hangs", "killed"}
+    assert {one.worker for one in pulse.read_all()} == {"lives", "killed", "behind"}
+    assert (half.exists(), kept.exists()) == (False, True)
+
+
+def lies_here(place, **differently):
+    now = time.monotonic()
+    pulse.write(replace(IDLE, **{"at": now, "turned_at": now, "since": now} | differently), place)
+
+
+def verdicts(worker=None, app=None):
+    return [(read.pulse and read.pulse.app, read.verdict) for read in pulse.judged(worker, app)]
+
+
+def test_two_apps_with_a_worker_of_one_name_have_a_pulse_each(place):
+    place = pulse.made_folder()
+    lies_here(place)
+    lies_here(place, app="crm", state=State.RECONNECTING)
+    assert verdicts("mail") == [("crm", Verdict.BROKER_LOST), ("shop", Verdict.IDLE)]
+    assert verdicts("mail", "shop") == [("shop", Verdict.IDLE)]
+    assert verdicts("mail", "named otherwise") == verdicts("mail")
+    assert [read.says.split(":")[0] for read in pulse.judged("mail")] == ["mail@box of crm", "mail@box of shop"]
+
+
+def test_a_worker_that_was_killed_and_started_again_is_judged_by_its_new_pulse(place):
+    place = pulse.made_folder()
+    before = {"pid": 2**22 + 1, "at": time.monotonic() - 100}
+    lies_here(place, **before)
+    assert verdicts("mail") == [("shop", Verdict.PULSE_STOPPED)]
+    lies_here(place)
+    assert verdicts("mail") == [("shop", Verdict.IDLE)]
+    # What another app's worker of that name left behind is told all the same: it has not come back.
+    lies_here(place, app="crm", **before)
+    assert verdicts("mail") == [("crm", Verdict.PULSE_STOPPED), ("shop", Verdict.IDLE)]
+
+
+def test_a_worker_that_is_stopped_is_told_beside_another_of_its_name(place):
+    place = pulse.made_folder()
+    parent = os.getppid()
+    lies_here(place, pid=parent, began=pulse.began(parent), at=time.monotonic() - 100)
+    lies_here(place)
+    assert verdicts("mail") == [("shop", Verdict.IDLE), ("shop", Verdict.PULSE_STOPPED)]
+
+
+def test_a_process_that_has_the_number_of_one_that_is_gone_is_not_taken_for_it(place):
+    place = pulse.made_folder()
+    lies_here(place, began=1, at=time.monotonic() - 100)
+    (read,) = pulse.judged("mail")
+    assert (read.verdict, "is gone" in read.says) == (Verdict.PULSE_STOPPED, True)
+
+
+def test_a_process_that_has_ended_and_that_nobody_has_waited_for_is_gone():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    try:
+        wait_until(lambda: pulse.began(child.pid) is None, "it has ended")
+    finally:
+        child.wait()
+
+
+def test_pulses_of_other_containers_in_a_shared_volume_are_theirs(place):
+    """Both are process 1 of a worker of that name; each is asked for by its own container."""
+    place = pulse.made_folder()
+    lies_here(place, pid=1, space="another container", began=None)
+    (read,) = pulse.judged("mail")
+    assert (read.verdict, read.live) == (Verdict.PULSE_MISSING, False)
+    assert "is of another container" in read.says
+    lies_here(place, pid=1, state=State.ENDING)
+    assert verdicts("mail") == [("shop", Verdict.ENDING)]
+    assert len(pulse.read_all()) == 2, "neither writes over the other"
 
 
 def test_what_is_no_pulse_is_passed_over(place):
@@ -142,7 +212,7 @@ def test_the_folder_that_is_named_may_be_anybodys(place):
 
 def test_a_worker_works_on_without_a_pulse(place, caplog, monkeypatch):
     """As on a full disk: its name is too long for a file."""
-    worker = SimpleNamespace(hostname="x" * 300, pool_cls=SoloPool, pool=None, concurrency=8)
+    worker = SimpleNamespace(hostname="x" * 300, app=Celery(), pool_cls=SoloPool, pool=None, concurrency=8)
     monkeypatch.setattr(pulse, "WRITTEN_EVERY", 0.01)
     heart = Heart(worker)
     heart.start()
@@ -158,7 +228,7 @@ def test_a_worker_works_on_without_a_pulse(place, caplog, monkeypatch):
 def test_a_worker_has_as_many_slots_as_its_pool(place, pool, size, slots):
     """Of a solo pool Celery knows the processors of the machine; a pool that is scaled knows better than its option."""
     worker = SimpleNamespace(
-        hostname="mail@box", pool_cls=pool, pool=SimpleNamespace(num_processes=size), concurrency=8
+        hostname="mail@box", app=Celery(), pool_cls=pool, pool=SimpleNamespace(num_processes=size), concurrency=8
     )
     heart = Heart(worker)
     heart.start()
@@ -189,7 +259,7 @@ def test_the_quick_form_answers_in_one_line_and_with_its_exit_code():
     pulse.write(replace(IDLE, at=now, turned_at=now, since=now), pulse.made_folder())
     found = run_module("--live", "--worker", "mail")
     assert found.returncode == 0
-    assert found.stdout == "live: mail@box: idle; it reads durable.mail [IDLE]\n"
+    assert found.stdout == "live: mail@box of shop: idle; it reads durable.mail [IDLE]\n"
     answer = json.loads(run_module("--live", "--json").stdout)
     assert (answer["ok"], answer["asked"], answer["workers"][0]["verdict"]) == (True, "live", "IDLE")
 
