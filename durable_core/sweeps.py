@@ -38,6 +38,9 @@ CONTROL_QUEUE = "durable.control"
 LATE_AFTER = 3
 """Intervals after which a sweep counts as driven by nobody."""
 
+PATIENT_INTERVAL = 10.0
+"""For a gate, sweeps that run oftener are given as long: a beat that a deploy restarts, or a busy slot, is no fault."""
+
 NEW_INSTALLATION = 30.0
 """Seconds after which every sweep that runs often must have begun once."""
 
@@ -218,3 +221,36 @@ def is_late(age: float | None, interval: float) -> bool:
 def loops(tx: Transaction) -> list[Row]:
     """When each sweep last began and ended, what it moved, its error if any, and its age in seconds."""
     return run(checked(tx), _statements.read)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one sweep stands, by its line in `durable.loops`. Whoever shows or judges it does so by this."""
+
+    sweep: Sweep
+    age_seconds: float | None
+    """Since it last began; None for one that never has, below 0 where the clock was set back."""
+    late: bool
+    """More than three of its intervals, as of now: what to show."""
+    missing: bool
+    """The same with PATIENT_INTERVAL: what to fail a gate for."""
+    by_a_worker: bool
+    """A worker ran it last, because no beat did."""
+    error: str | None
+    """What its last run ended with; None where that was well."""
+    host: str | None
+
+
+def standings(tx: Transaction, sweeps: Iterable[Sweep] = SWEEPS) -> list[Standing]:
+    """How each of these sweeps stands, by the clock of the database."""
+    rows = {row["name"]: row for row in loops(tx)}
+    return [_standing(sweep, rows.get(sweep.name)) for sweep in sweeps]
+
+
+def _standing(sweep: Sweep, row: Row | None) -> Standing:
+    facts = row or {}
+    age = None if row is None else float(row["age_seconds"])
+    return Standing(
+        sweep, age, is_late(age, sweep.interval), is_late(age, max(sweep.interval, PATIENT_INTERVAL)),
+        (facts.get("host") or "").endswith(BY_A_WORKER), facts.get("error"), facts.get("host"),
+    )  # fmt: skip

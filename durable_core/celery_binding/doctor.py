@@ -14,6 +14,7 @@ from kombu import Connection
 from durable_core import kinds
 from durable_core.celery_binding.durable import Durable
 from durable_core.celery_binding.publish import QUEUE_PREFIX
+from durable_core.celery_binding.readers import readers
 from durable_core.celery_binding.settings import Settings
 from durable_core.celery_binding.transport import guarded, is_guarded, register
 from durable_core.doctor.findings import Check, Finding, NotLookedAt, Reason, found, or_well, well
@@ -319,12 +320,13 @@ def lying(broker: Connection, queues: Iterable[str]) -> dict[str, int]:
 
 def workers(durable: Durable, due_queues: DueQueues) -> Iterator[Finding]:
     """Which queues somebody reads, by the workers' own account."""
-    app: Any = durable.app
-    if not app.conf.worker_enable_remote_control:
+    if not durable.app.conf.worker_enable_remote_control:
         yield well("workers", "not asked: worker_enable_remote_control is off, so who reads what is not known")
         return
     due, unknown = _due(due_queues)
-    answers = app.control.inspect(timeout=INSPECT_SECONDS).active_queues() or {}
+    answers = readers(durable.app, seconds=INSPECT_SECONDS)
+    if answers is None:
+        raise ConnectionError("the broker no longer answers")
     if not answers:
         yield found(
             "workers", Reason.NO_WORKER_ANSWERS,
@@ -332,7 +334,7 @@ def workers(durable: Durable, due_queues: DueQueues) -> Iterator[Finding]:
             "start one: celery -A … worker; one of the solo pool that is at work does not answer: ask again",
         )  # fmt: skip
         return
-    read = {queue["name"] for queues in answers.values() for queue in queues}
+    read = set().union(*answers.values())
     yield from or_well(_unread(read, due), "workers", f"{len(answers)} answered, and every queue that matters is read")
 
 
@@ -345,25 +347,25 @@ def _due(due_queues: DueQueues) -> tuple[Mapping[str, bool], str]:
 
 
 def _unread(read: set[str], due: Mapping[str, bool]) -> Iterator[Finding]:
-    ours = {name.removeprefix(QUEUE_PREFIX) for name in read if name.startswith(QUEUE_PREFIX)}
-    if CONTROL_QUEUE not in read:
+    """Of the durable queues, those that matter and that nobody reads."""
+    if CONTROL_QUEUE.removeprefix(QUEUE_PREFIX) not in read:
         yield found(
             "workers", Reason.CONTROL_UNREAD, f"no worker reads {CONTROL_QUEUE}: no sweep runs but to the rescue",
             f"celery -A … worker -Q {CONTROL_QUEUE}",
         )  # fmt: skip
-    for queue in sorted(queue for queue, overdue in due.items() if overdue and queue not in ours):
+    for queue in sorted(queue for queue, overdue in due.items() if overdue and queue not in read):
         yield found(
             "workers", Reason.QUEUE_UNREAD,
             f"work is due on queue {queue} for more than {UNREAD_SECONDS:g} s, and no worker that answered reads it",
             f"celery -A … worker -Q {QUEUE_PREFIX}{queue}",
         )  # fmt: skip
-    for queue in sorted(queue for queue, overdue in due.items() if not overdue and queue not in ours):
+    for queue in sorted(queue for queue, overdue in due.items() if not overdue and queue not in read):
         yield found(
             "workers", Reason.QUEUE_UNREAD_IDLE,
             f"work is due on queue {queue}, new or paused or held, and no worker that answered reads it",
             f"celery -A … worker -Q {QUEUE_PREFIX}{queue}, unless one is starting or its pause means that",
         )  # fmt: skip
-    for queue in sorted({kind.queue for kind in kinds.deliveries} - due.keys() - ours):
+    for queue in sorted({kind.queue for kind in kinds.deliveries} - due.keys() - read):
         yield found(
             "workers", Reason.QUEUE_UNREAD_IDLE, f"kinds are declared for queue {queue}, which nobody reads",
             f"celery -A … worker -Q {QUEUE_PREFIX}{queue}, before work comes",

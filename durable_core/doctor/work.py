@@ -17,12 +17,9 @@ from durable_core.database.transactions import Row, run
 from durable_core.deliveries import paused, read
 from durable_core.doctor.database import MOST_NAMED, ROOM, inside
 from durable_core.doctor.findings import Check, Finding, Reason, found, or_well, well
-from durable_core.sweeps import BY_A_WORKER, Sweep, is_late, loops
+from durable_core.sweeps import Sweep, standings
 
 _statements = beside(__file__)
-
-PATIENT_INTERVAL = 10.0
-"""Sweeps that run oftener are given as long: a beat that a deploy restarts, or a busy slot, is no fault."""
 
 UNREAD_SECONDS = 60.0
 """What is due for less may meet a worker that starts."""
@@ -66,32 +63,26 @@ def checks(database: Database, installation: Callable[[], Installation]) -> list
 
 def sweeps(connection: Connection, installation: Installation) -> Iterator[Finding]:
     """Whether each began lately, ended well, and was driven by a beat."""
-    rows = {row["name"]: row for row in loops(connection)}
-    for sweep in installation.sweeps:
-        row = rows.get(sweep.name)
-        age = None if row is None else float(row["age_seconds"])
-        by_a_worker = row is not None and (row["host"] or "").endswith(BY_A_WORKER)
-        if is_late(age, max(sweep.interval, PATIENT_INTERVAL)):
-            since = "has never begun" if age is None else f"last began {age:.0f} s ago"
-            if age is not None and age < 0:
-                since = f"last began {-age:.0f} s ahead of the database's clock, which was set back"
+    for one in standings(connection, installation.sweeps):
+        name, age = one.sweep.name, one.age_seconds
+        if one.missing:
             yield found(
-                "sweeps", Reason.SWEEP_LATE, f"{sweep.name} {since}, and is to every {sweep.interval:g} s",
+                "sweeps", Reason.SWEEP_LATE, f"{name} {_since(age)}, and is to every {one.sweep.interval:g} s",
                 "start a beat (celery -A … beat) and a worker that reads durable.control", assumed=installation.assumed,
             )  # fmt: skip
-        elif by_a_worker:
+        elif one.by_a_worker:
             yield found(
-                "sweeps", Reason.SWEEP_BY_A_WORKER, f"{sweep.name} was last run by a worker, to the rescue",
+                "sweeps", Reason.SWEEP_BY_A_WORKER, f"{name} was last run by a worker, to the rescue",
                 "start a beat (celery -A … beat) and a worker that reads durable.control",
             )  # fmt: skip
-        if row is not None and row["error"] is not None:
+        if one.error is not None:
             yield found(
-                "sweeps", Reason.SWEEP_FAILED, f"{sweep.name} ended with an error: {row['error']}",
+                "sweeps", Reason.SWEEP_FAILED, f"{name} ended with an error: {one.error}",
                 "mend what the error names; the sweep tries again by itself",
             )  # fmt: skip
-        elif row is not None and not is_late(age, max(sweep.interval, PATIENT_INTERVAL)) and not by_a_worker:
+        elif age is not None and not one.missing and not one.by_a_worker:
             yield well(
-                "sweeps", f"{sweep.name} began {age:.0f} s ago on {row['host'] or 'a host unknown'}",
+                "sweeps", f"{name} began {age:.0f} s ago on {one.host or 'a host unknown'}",
                 assumed=installation.assumed,
             )  # fmt: skip
     for row in run(connection, _statements.hold):
@@ -99,6 +90,14 @@ def sweeps(connection: Connection, installation: Installation) -> Iterator[Findi
             "sweeps", Reason.SWEEP_HELD_BACK, f"reap takes nothing for another {row['seconds']:.0f} s, after an outage",
             "nothing: live workers beat first; ask again in a minute",
         )  # fmt: skip
+
+
+def _since(age: float | None) -> str:
+    if age is None:
+        return "has never begun"
+    if age < 0:
+        return f"last began {-age:.0f} s ahead of the database's clock, which was set back"
+    return f"last began {age:.0f} s ago"
 
 
 def waiting(connection: Connection, known: Collection[str] | None) -> list[Finding]:

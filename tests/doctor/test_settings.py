@@ -229,6 +229,13 @@ def test_no_worker_that_answers_fails_and_names_where_work_is_due(host, valkey):
     assert finding.observed.endswith("the database did not say where work is due")
 
 
+def test_a_broker_that_goes_away_before_the_workers_are_asked_is_a_look_that_failed(host):
+    durable = host(broker=guarded("redis://127.0.0.1:1/0"))
+    made = examine([check for check in of_celery.checks(durable, dict) if check.name == "workers"])
+    assert is_mendable(made.findings[0], Reason.COULD_NOT_LOOK, Status.FAIL)
+    assert "the broker no longer answers" in made.findings[0].observed
+
+
 def test_workers_that_may_not_be_asked_are_not(host):
     (finding,) = of_celery.workers(host(worker_enable_remote_control=False), dict)
     assert (finding.status, finding.observed[:9]) == (Status.PASS, "not asked")

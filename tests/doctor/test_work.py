@@ -9,7 +9,7 @@ from durable_core.deliveries.declare import delivery, registry
 from durable_core.doctor import work
 from durable_core.doctor.database import inside, looking
 from durable_core.doctor.findings import Examination, Reason, Status
-from durable_core.sweeps import SWEEPS
+from durable_core.sweeps import SWEEPS, standings
 from durable_core.testing import make_delivery
 from tests.doctor.conftest import is_mendable, look, only
 
@@ -84,6 +84,32 @@ def test_a_sweep_that_is_not_well_is_told(swept, differently, reason, status, sa
     (finding,) = swept(**differently)
     assert is_mendable(finding, reason, status)
     assert says in finding.observed
+
+
+@pytest.mark.parametrize(
+    ("name", "age", "late", "missing"),
+    [
+        ("dispatch", 2, False, False),
+        ("dispatch", 29, True, False),
+        ("dispatch", 31, True, True),
+        ("dispatch", -31, True, True),
+        ("expire", 44, False, False),
+        ("expire", 46, True, True),
+    ],
+)
+def test_a_sweep_is_late_before_a_gate_is_failed_for_it(owner, swept, name, age, late, missing):
+    """What a deploy restarts comes back within half a minute; who looks at a screen sees it at once."""
+    swept(**{name: {"age": age}})
+    with owner.connect() as tx:
+        (one,) = [one for one in standings(tx) if one.sweep.name == name]
+    assert (one.late, one.missing) == (late, missing)
+
+
+def test_a_sweep_that_has_never_begun_is_missing_unless_it_runs_seldom(owner):
+    with owner.connect() as tx:
+        stand = {one.sweep.name: (one.age_seconds, one.late, one.missing) for one in standings(tx)}
+    assert stand["dispatch"] == (None, True, True)
+    assert stand["prune"] == (None, False, False)
 
 
 def test_due_rows_of_kinds_that_nobody_declares_are_a_note(owner, declare, make):
