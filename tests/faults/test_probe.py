@@ -38,7 +38,7 @@ def test_a_worker_without_its_broker_is_live_and_not_ready_until_the_broker_is_b
     away = pulses.ready("--worker", name)
     assert away.exit_code == 6
     assert "not ready: broker: " in away.stdout
-    assert f"{name}: alive but not consuming" in away.stdout
+    assert f"{name} of shop: alive but not consuming" in away.stdout
     if mood == "SIGSTOP":
         server.kill("SIGCONT")
     else:
