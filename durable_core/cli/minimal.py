@@ -17,6 +17,8 @@ from durable_core.celery_binding.environment import (
     engine_from_environment,
     schema_from_environment,
 )
+from durable_core.celery_binding.publish import broker_queue
+from durable_core.deliveries.options import DEFAULT_QUEUE
 from durable_core.ready import email, notify, webhook
 from durable_core.ready.environment import (
     smtp_from_environment,
@@ -33,6 +35,8 @@ app.conf.update(
     # Made at first use, so that importing this module connects to nothing.
     durable_engine=engine_from_environment,
     durable_schema=schema_from_environment(),
+    # Not `celery`: a worker without -Q reads it, and would throw away the plain tasks of an app on the same broker.
+    task_default_queue=broker_queue(DEFAULT_QUEUE).name,
     # One message at a time per child: a long handler must not sit on hints that an idle child could take.
     worker_prefetch_multiplier=1,
     # Results live in the rows.

@@ -33,6 +33,13 @@ broker = app.conf.broker_url
 print(json.dumps({"url": url, "broker": broker, "schema": installed(app).settings.schema, "options": options}))
 """
 
+READ = """
+import json
+from durable_core.cli.minimal import app
+app.Worker(loglevel="ERROR")  # without -Q, as `durable up` starts it; no server answers it
+print(json.dumps(sorted(app.amqp.queues.consume_from)))
+"""
+
 
 @pytest.fixture(params=["tasks", "durable_core.cli.minimal"])
 def app(request: pytest.FixtureRequest) -> str:
@@ -65,6 +72,15 @@ def test_an_app_finds_its_servers_and_waits_for_none_of_them_for_ever(app: str) 
     assert found["broker"] == "durable-rediss://broker.example/3"
     assert found["options"] == environment.BROKER_TRANSPORT_OPTIONS
     assert {"socket_timeout", "socket_connect_timeout"} <= set(environment.BROKER_TRANSPORT_OPTIONS)
+
+
+def test_the_app_of_up_leaves_the_plain_tasks_of_an_app_on_the_same_broker_to_their_workers() -> None:
+    """A worker throws away a task that it does not know, and those of a Celery app lie in `celery`."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ], check=True, capture_output=True, text=True,
+        env={**os.environ, "DURABLE_DATABASE_URL": "postgresql+psycopg://nobody@127.0.0.1:1/none"},
+    )  # fmt: skip
+    assert json.loads(done.stdout) == ["durable.durable"]  # and, once it starts, what `install` adds
 
 
 def test_the_engine_is_made_once_and_notices_a_server_that_is_gone(
