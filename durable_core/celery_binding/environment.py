@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy.exc import ArgumentError
 
 from durable_core.celery_binding.transport import guarded
 from durable_core.database.connections import ping_rested_connections
-from durable_core.database.environment import DATABASE_VARIABLE, REDIS_VARIABLE, SCHEMA_VARIABLE
+from durable_core.database.environment import DATABASE_VARIABLE, FROM_UP, REDIS_VARIABLE, SCHEMA_VARIABLE
 from durable_core.database.statements import DEFAULT_SCHEMA
 from durable_core.errors import NotInstalled
 
@@ -33,12 +34,30 @@ def engine_from_environment() -> Engine:
     """
     The engine on the database that DURABLE_DATABASE_URL names, one per process; for `durable_engine`.
 
-    Raises NotInstalled when the variable is not set.
+    Raises NotInstalled when the variable is not set, or holds no address of a Postgres for psycopg 3.
     """
-    url = os.environ.get(DATABASE_VARIABLE)
-    if not url:
-        raise NotInstalled(f"set {DATABASE_VARIABLE}, for example postgresql+psycopg://app:…@db.internal/app")
-    return _engine(url)
+    given = os.environ.get(DATABASE_VARIABLE)
+    if not given:
+        raise NotInstalled(
+            f"set {DATABASE_VARIABLE}, for example postgresql+psycopg://app:…@db.internal/app; "
+            f"while `durable up` runs in this folder, {FROM_UP} sets it."
+        )
+    try:
+        url = make_url(given)
+    except (ArgumentError, ValueError):  # neither is shown: they may repeat a password
+        raise NotInstalled(
+            f"{DATABASE_VARIABLE} holds no database URL: write postgresql+psycopg://user:password@host:5432/name."
+        ) from None
+    if url.drivername not in _OURS:
+        raise NotInstalled(
+            f"{DATABASE_VARIABLE} names {url.drivername}; durable work needs PostgreSQL by psycopg 3: "
+            "write postgresql+psycopg://…"
+        )
+    return _engine(url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False))
+
+
+_OURS = ("postgresql+psycopg", "postgresql", "postgres")
+"""The last two name no driver; hosters hand out both."""
 
 
 @lru_cache(maxsize=1)

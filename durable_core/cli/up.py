@@ -117,6 +117,7 @@ class Interrupts:
 
 def _run(where: Where, port: int, concurrency: int, out: Output, interrupts: Interrupts) -> None:
     directory = Path(where.directory)
+    named = [variable for variable in (DATABASE_VARIABLE, REDIS_VARIABLE) if os.environ.get(variable)]
     if where.database_url:
         # The children's engine is SQLAlchemy's, which wants the driver named.
         os.environ[DATABASE_VARIABLE] = address(where.database_url).render_as_string(hide_password=False)
@@ -130,7 +131,11 @@ def _run(where: Where, port: int, concurrency: int, out: Output, interrupts: Int
         with ExitStack() as ending:
             servers = Services(directory, keep=True)
             ending.callback(servers.stop)
-            note("starting Postgres and Valkey")
+            for variable in named:
+                note(f"using the server that {variable} names; unset it to have one started here")
+            ours = ((DATABASE_VARIABLE, "Postgres"), (REDIS_VARIABLE, "Valkey"))
+            if starting := [what for variable, what in ours if not os.environ.get(variable)]:
+                note(f"starting {' and '.join(starting)}")
             addresses = servers.start()
             app, durable = _app(where, addresses)
             grace = durable.settings.shutdown_grace + BEYOND_GRACE

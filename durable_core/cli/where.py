@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError
 from durable_core.cli.exits import AppNotLoaded, NoDatabase
 from durable_core.cli.output import keep_secret
 from durable_core.database.connections import Database
-from durable_core.database.environment import DATABASE_VARIABLE, SCHEMA_VARIABLE
+from durable_core.database.environment import DATABASE_VARIABLE, FROM_UP, REDIS_VARIABLE, SCHEMA_VARIABLE
 from durable_core.database.statements import DEFAULT_SCHEMA, checked_schema, use_schema
 from durable_core.errors import DefinitionError
 from durable_core.local.postgres import Postgres
@@ -126,7 +126,10 @@ def load_app(name: str) -> Celery:
     try:
         app = find_app(name)
     except Exception as error:  # whatever the host's modules raise while they load
-        raise AppNotLoaded(f"cannot load the Celery app {name!r}: {type(error).__name__}: {error}.") from error
+        said = f"{type(error).__name__}: {error}".rstrip(".")
+        if isinstance(error, KeyError) and error.args and error.args[0] in (DATABASE_VARIABLE, REDIS_VARIABLE):
+            said = f"it needs {error.args[0]}, which is not set; while `durable up` runs here, {FROM_UP} sets it"
+        raise AppNotLoaded(f"cannot load the Celery app {name!r}: {said}.") from error
     if not hasattr(app, "conf"):
         module = name.partition(":")[0]
         raise AppNotLoaded(

@@ -74,6 +74,19 @@ def test_an_app_finds_its_servers_and_waits_for_none_of_them_for_ever(app: str) 
     assert {"socket_timeout", "socket_connect_timeout"} <= set(environment.BROKER_TRANSPORT_OPTIONS)
 
 
+@pytest.mark.parametrize("given", ["postgresql://db.example/shop", "postgres://db.example/shop"])
+def test_an_address_without_a_driver_is_for_psycopg_3(app: str, given: str) -> None:
+    assert facts(app, DURABLE_DATABASE_URL=given)["url"] == "postgresql+psycopg://db.example/shop"
+
+
+@pytest.mark.parametrize("given", ["topsecret", "postgresql+psycopg2://a:topsecret@db.example/shop", "sqlite:///a.db"])
+def test_an_address_that_cannot_work_is_a_sentence_with_the_variable_and_the_right_form(app: str, given: str) -> None:
+    said = str(facts(app, DURABLE_DATABASE_URL=given)["url"])
+    assert said.startswith("DURABLE_DATABASE_URL ")
+    assert "write postgresql+psycopg://" in said
+    assert "topsecret" not in said
+
+
 def test_the_app_of_up_leaves_the_plain_tasks_of_an_app_on_the_same_broker_to_their_workers() -> None:
     """A worker throws away a task that it does not know, and those of a Celery app lie in `celery`."""
     done = subprocess.run(

@@ -221,6 +221,21 @@ def test_an_app_that_cannot_start_is_said_and_nothing_stays(folder: Path) -> Non
     assert running(folder / ".durable") is None
 
 
+@pytest.mark.serial
+@pytest.mark.timeout(120)
+def test_a_server_that_a_variable_names_is_said_for_the_shell_may_be_one_of_an_earlier_up(folder: Path) -> None:
+    env = {
+        "DURABLE_DATABASE_URL": "postgresql+psycopg://nobody@127.0.0.1:1/none",
+        "DURABLE_REDIS_URL": "redis://127.0.0.1:1/0",
+    }
+    done = process("-A", "shop", "up", "--port", "0", cwd=folder, env=env)
+    assert done.returncode == 1
+    for variable in env:
+        assert f"using the server that {variable} names; unset it" in done.stderr
+    assert "starting" not in done.stderr
+    assert not (folder / ".durable" / "postgres").exists()
+
+
 def test_a_taken_port_is_said_before_anything_starts(folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from sqlalchemy import Engine, text
 from durable_core.database.migrate import newest
 from durable_core.local.services import Addresses
 from durable_core.testing import create_database, drop_database
-from tests.cli.conftest import error_of, process, value_of
+from tests.cli.conftest import DURABLE, error_of, process, value_of
 
 APP = """
 import os
@@ -78,6 +79,18 @@ def test_an_app_that_cannot_be_loaded_is_a_sentence(tmp_path: Path, content: str
     assert done.returncode == 2
     assert '"APP_NOT_LOADED"' in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_an_app_that_misses_an_address_is_told_where_to_take_it_from(tmp_path: Path) -> None:
+    """The second terminal of `durable up` in which nobody said `eval` yet."""
+    (tmp_path / "proj.py").write_text("import os\nos.environ['DURABLE_REDIS_URL']\n")
+    without = subprocess.run(
+        [*DURABLE, "-A", "proj", "status", "--json"], cwd=tmp_path, capture_output=True, text=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("DURABLE_")},
+    )  # fmt: skip
+    assert without.returncode == 2
+    assert "it needs DURABLE_REDIS_URL, which is not set" in without.stderr
+    assert 'eval "$(durable env)"' in without.stderr
 
 
 def test_an_app_of_another_kind_is_told_how_to_name_the_celery_app_beside_it(tmp_path: Path, url: str) -> None:
