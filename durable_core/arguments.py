@@ -166,6 +166,10 @@ def _plain_types(annotation: Any) -> frozenset[type]:
     return frozenset(members) if all(isinstance(m, type) and m in _PLAIN for m in members) else frozenset()
 
 
+_NO_STEP = frozenset({"str", "int", "float", "bool", "bytes", "dict", "list", "tuple", "UUID", "datetime", "Decimal"})
+"""Annotations of a first parameter that was meant as an argument, as Celery's tasks have it."""
+
+
 class Signature:
     """
     The arguments a handler takes, from its annotations, checked strictly.
@@ -186,6 +190,13 @@ class Signature:
             inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.KEYWORD_ONLY,
         ):  # fmt: skip
             raise DefinitionError(f"kind {kind!r}: a handler takes the step as its first parameter.")
+        first = parameters[0]
+        # An annotation may be a text, where the module postpones them.
+        if getattr(first.annotation, "__name__", first.annotation) in _NO_STEP:
+            raise DefinitionError(
+                f"kind {kind!r}: a handler takes the step as its first parameter, and {first.name!r} is annotated as "
+                f"an argument: write (step: Step, {first.name}: …)."
+            )
         for parameter in parameters:
             if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
                 raise DefinitionError(

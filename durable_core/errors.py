@@ -34,8 +34,8 @@ class UnsupportedTransaction(DurableError):
     def __str__(self) -> str:
         return (
             f"{self.given} is not a transaction this package can join: hand over a SQLAlchemy Session, "
-            "scoped_session or Connection, or a psycopg Connection; to `aenqueue` and its kin, an AsyncSession, an "
-            "AsyncConnection or a psycopg AsyncConnection. Nothing was written."
+            "scoped_session or Connection on Postgres, or a psycopg Connection; to `aenqueue` and its kin, an "
+            "AsyncSession, an AsyncConnection or a psycopg AsyncConnection. Nothing was written."
         )
 
 

@@ -71,11 +71,12 @@ def _has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
 
 def connection_of(tx: Session | scoped_session[Session] | Connection) -> Connection:
     """The SQLAlchemy connection on which this transaction runs; a Session takes part in its own."""
-    if isinstance(tx, Connection):
-        return tx
-    if isinstance(tx, Session | scoped_session):
-        return tx.connection()
-    raise UnsupportedTransaction(type(tx).__name__)
+    connection = tx.connection() if isinstance(tx, Session | scoped_session) else tx
+    if not isinstance(connection, Connection):
+        raise UnsupportedTransaction(type(tx).__name__)
+    if connection.dialect.name != "postgresql":
+        raise UnsupportedTransaction(f"a {type(tx).__name__} on {connection.dialect.name}")
+    return connection
 
 
 Steps: TypeAlias = "Generator[tuple[Statement, dict[str, object]], list[Row], T]"

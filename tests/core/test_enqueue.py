@@ -516,6 +516,15 @@ def test_a_forgotten_session_is_told_as_such(kind):
         kind.enqueue(1)
 
 
+def test_a_session_on_another_database_is_refused_before_anything_is_written(kind):
+    """As in a test of one's own that runs on SQLite: our row must lie where the caller's rows do."""
+    with Session(create_engine("sqlite://")) as session, pytest.raises(UnsupportedTransaction) as refused:
+        kind.enqueue(session, 1)
+    assert "a Session on sqlite is not a transaction this package can join" in str(refused.value)
+    with create_engine("sqlite://").begin() as connection, pytest.raises(UnsupportedTransaction, match="on sqlite"):
+        deliveries.get(connection, "01a227e1-8921-7001-a2c4-ace8f4971791")
+
+
 def test_a_forgotten_migrate_is_told_with_the_command(services, kind):
     url = create_database(services.database_url, "durable_nothing_installed")
     bare = create_engine(url)

@@ -340,6 +340,18 @@ def test_a_handler_that_cannot_be_stored_by_name_is_a_definition_error():
         signature(positional)
 
 
+@pytest.mark.parametrize("annotation", [int, "str", dict[str, int], UUID, datetime])
+def test_a_handler_whose_step_was_forgotten_is_refused_where_it_is_declared(annotation):
+    """As a Celery task is written; at enqueue it would be one argument too many."""
+
+    def handler(order_id, by=None):
+        pass
+
+    handler.__annotations__["order_id"] = annotation
+    with pytest.raises(DefinitionError, match=r"'order_id' is annotated as an argument: write \(step: Step, order_id"):
+        signature(handler)
+
+
 @pytest.mark.parametrize(
     "value",
     [{1}, float("nan"), "\ud800", "a\x00", object(), nested(10_000), "x" * 300_000, {1: 2}, 10**20_000],
