@@ -135,10 +135,14 @@ def database_of(app: Celery) -> Database:
 def _resolved(value: Any, keep: tuple[type, ...]) -> Any:
     if isinstance(value, str):
         module, _, name = value.partition(":")
+        if not (module and name):
+            raise DefinitionError(f"cannot import {value!r}: write it as 'module:name'.")
         try:
             value = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise DefinitionError(f"cannot import {value!r} ({error}); write it as 'module:name'.") from error
+        except (ImportError, AttributeError) as error:
+            raise DefinitionError(
+                f"cannot import {value!r} ({error}): the module must import here, and have that name."
+            ) from error
     if value is not None and not isinstance(value, keep) and callable(value):
         value = value()
     return value

@@ -83,6 +83,23 @@ def test_an_app_without_durable_work_says_so(app: Celery) -> None:
         installed(app)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tests.celery.no_such:engine", "No module named.*the module must import here, and have that name"),
+        ("tests.celery.nodes:no_such", "has no attribute.*the module must import here, and have that name"),
+        ("tests.celery.nodes", "write it as 'module:name'"),
+        (":engine", "write it as 'module:name'"),
+    ],
+)
+def test_a_database_named_by_a_text_that_leads_nowhere_is_told_why(
+    app: Celery, install_here: Callable[[Celery], Durable], text: str, said: str
+) -> None:
+    app.conf.durable_engine = text
+    with pytest.raises(DefinitionError, match=said):
+        install_here(app).database  # noqa: B018
+
+
 def test_importing_and_installing_opens_and_starts_nothing() -> None:
     """Neither here nor in the deployable app: no thread, no socket, no log handler."""
     seen = run_python(
