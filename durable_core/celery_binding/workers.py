@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +20,7 @@ from durable_core.celery_binding.tasks import check_names
 from durable_core.claims.claim import OWNER_VARIABLE
 from durable_core.database.migrate import check
 from durable_core.database.poolers import refuse_unsafe_pooler
+from durable_core.database.transactions import said
 from durable_core.deliveries.attempt import wait_for_handler
 from durable_core.deliveries.read import checked_id
 from durable_core.errors import DurableError, NotFound
@@ -32,6 +34,7 @@ def connect(durable: Durable) -> None:
     app = durable.app
     watches: list[ChildWatch] = []
     rescues: list[Rescue] = []
+    unchecked: list[str] = []
 
     def draw_owner(instance: Any = None, **_: Any) -> None:
         if instance is None or instance.app is app:
@@ -62,7 +65,15 @@ def connect(durable: Durable) -> None:
             raise SystemExit(f"durable: {error}") from None
         except Exception as error:
             # A database that is away says nothing about its schema, and workers must outlive such a time.
-            log.warning("schema_not_checked", extra={"error": f"{type(error).__name__}: {error}"[:300]})
+            unchecked.append(said(error))
+
+    def remark_unchecked(instance: Any = None, **_: Any) -> None:
+        """Once Celery has set its log up: a line before that has neither a time nor its facts, whatever the format."""
+        while instance is not None and instance.app is app and unchecked:
+            error = unchecked.pop()
+            log.warning("schema_not_checked", extra={"error": error})
+            # Celery's own format hides the facts, and a wrong password is seen here first.
+            sys.stderr.write(f"durable: this worker waits for its database, and has not seen its schema: {error}\n")
 
     def read_ahead(sender: Any = None, **_: Any) -> None:
         """Before the fork, what each child would import and build at its first delivery, out of that one's time."""
@@ -119,6 +130,7 @@ def connect(durable: Durable) -> None:
     for signal, receiver in (
         (signals.celeryd_init, draw_owner),
         (signals.celeryd_after_setup, consume_ours),
+        (signals.celeryd_after_setup, remark_unchecked),
         (signals.worker_init, refuse_wrong_schema),
         (signals.worker_init, read_ahead),
         (signals.worker_process_init, in_a_child),

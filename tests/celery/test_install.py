@@ -1,6 +1,7 @@
 """`install(app)`: explicit, once, and nothing of the host's app is changed or started by it."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -81,6 +82,36 @@ def test_the_second_install_gives_the_first_one_back(
 def test_an_app_without_durable_work_says_so(app: Celery) -> None:
     with pytest.raises(NotInstalled, match="install"):
         installed(app)
+
+
+def test_a_worker_whose_database_does_not_answer_says_why_with_a_time_and_the_facts_and_comes_up() -> None:
+    """At first sight of a wrong address or password; Celery's own format hides the facts of a line."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNANSWERED], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=90
+    )
+    assert "came up" in done.stderr  # Celery redirects what is printed to its log
+    assert re.search(r"^\d{4}-.* schema_not_checked .*Connection refused", done.stderr, re.MULTILINE)
+    assert re.search(r"^durable: this worker waits for its database.*Connection refused", done.stderr, re.MULTILINE)
+
+
+UNANSWERED = """
+import logging, os, signal
+from celery import Celery, signals
+from sqlalchemy import create_engine
+from durable_core.celery_binding import install
+app = Celery("host", broker="memory://")
+app.conf.durable_engine = create_engine("postgresql+psycopg://a:secret@127.0.0.1:1/x")
+install(app)
+@signals.after_setup_logger.connect
+def with_facts(logger, **_):
+    for handler in logger.handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s %(error)s", defaults={"error": "-"}))
+@signals.worker_ready.connect
+def ready(**_):
+    print("came up", flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+app.worker_main(["worker", "-P", "solo", "-l", "WARNING"])
+"""
 
 
 @pytest.mark.parametrize(
