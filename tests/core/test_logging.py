@@ -53,6 +53,23 @@ def test_an_event_has_a_name_and_facts_that_logging_takes(name):
     assert all(logger.startswith("durable.") for logger in events()[name].loggers)
 
 
+def test_the_formatter_of_the_page_shows_the_facts_of_our_lines_alone():
+    block = next(part for part in PAGE.split("```python\n") if "after_setup_logger" in part).split("```")[0]
+    shown: dict[str, type[logging.Formatter]] = {}
+    exec(block, shown)
+    form = shown["WithFacts"]("%(levelname)s %(message)s").format
+    facts = {"row_id": "0198", "error": "OSError: gone"}
+
+    ours = logging.getLogger("durable.run").makeRecord(
+        "durable.run", logging.ERROR, __file__, 1, "delivery_dead", (), None, extra=facts
+    )
+    theirs = logging.getLogger("celery").makeRecord(
+        "celery", logging.INFO, __file__, 1, "received", (), None, extra={"data": "payload"}
+    )
+    assert form(ours) == "ERROR delivery_dead row_id=0198 error=OSError: gone"
+    assert form(theirs) == "INFO received"
+
+
 def test_the_page_names_what_the_filter_adds():
     told = PAGE.split("It adds ")[1].split("all None")[0]
     assert words(told) == set(durable_logging.FIELDS)
