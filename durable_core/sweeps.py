@@ -239,6 +239,9 @@ class Standing:
     error: str | None
     """What its last run ended with; None where that was well."""
     host: str | None
+    began_at: datetime | None
+    ended_at: datetime | None
+    moved: int | None
 
 
 def standings(tx: Transaction, sweeps: Iterable[Sweep] = SWEEPS) -> list[Standing]:
@@ -253,4 +256,5 @@ def _standing(sweep: Sweep, row: Row | None) -> Standing:
     return Standing(
         sweep, age, is_late(age, sweep.interval), is_late(age, max(sweep.interval, PATIENT_INTERVAL)),
         (facts.get("host") or "").endswith(BY_A_WORKER), facts.get("error"), facts.get("host"),
+        facts.get("began_at"), facts.get("ended_at"), facts.get("moved"),
     )  # fmt: skip

@@ -19,10 +19,9 @@ from durable_core.database.transactions import run
 from durable_core.deliveries import paused, read
 from durable_core.deliveries.paused import Pause
 from durable_core.deliveries.read import COUNT_LIMIT, EXPIRES_SOON_SECONDS, Expiries, QueueLine
-from durable_core.sweeps import is_late
 
 if TYPE_CHECKING:
-    from durable_core.celery_binding import Durable
+    pass
 
 _statements = beside(__file__)
 
@@ -43,6 +42,7 @@ class SweepLine:
     """
     One sweep as it stands; `age_seconds` is None for one that has never begun, `error` for one that ended well.
 
+    `late` is shown after three intervals, and `missing` is a problem: a deploy may hold up a sweep of every second.
     `by_a_worker` says that a worker ran it last, because no beat did.
     """
 
@@ -54,6 +54,7 @@ class SweepLine:
     moved: int | None
     error: str | None
     late: bool
+    missing: bool
     by_a_worker: bool
 
 
@@ -81,9 +82,9 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
         pauses = paused.pauses(connection)
         ended = read.ended(connection)
         expiries = read.expiries(connection)
-        loops = {row["name"]: row for row in sweeps.loops(connection)}
+        stand = sweeps.standings(connection, durable.settings.sweeps() if durable else sweeps.SWEEPS)
         lapsed = run(connection, _statements.lapsed)[0]["seconds"]
-    lines = [_sweep(sweep, loops.get(sweep.name), durable) for sweep in sweeps.SWEEPS]
+    lines = [_sweep(one) for one in stand]
     problems = _problems(queues, pauses, lines, now, lapsed, max_age)
     if as_json:
         out.answer(
@@ -113,13 +114,10 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
     return exits.UNHEALTHY if gate and problems else exits.OK
 
 
-def _sweep(sweep: sweeps.Sweep, row: Any, durable: Durable | None) -> SweepLine:
-    interval = (durable and durable.settings.interval(sweep.name)) or sweep.interval
-    age = None if row is None else float(row["age_seconds"])
-    facts = {} if row is None else row
+def _sweep(one: sweeps.Standing) -> SweepLine:
     return SweepLine(
-        sweep.name, interval, facts.get("began_at"), age, facts.get("ended_at"), facts.get("moved"),
-        facts.get("error"), is_late(age, interval), (facts.get("host") or "").endswith(sweeps.BY_A_WORKER),
+        one.sweep.name, one.sweep.interval, one.began_at, one.age_seconds, one.ended_at, one.moved, one.error,
+        one.late, one.missing, one.by_a_worker,
     )  # fmt: skip
 
 
@@ -142,7 +140,7 @@ def _problems(
     if lapsed is not None and lapsed > max_age:
         found.append(f"a lease ended {span(lapsed)} ago and reap has not taken its delivery back")
     for line in lines:
-        if line.late:
+        if line.missing:
             found.append(f"sweep {line.name} {_since(line)}; it is to begin every {span(line.interval_seconds)}")
         elif line.by_a_worker:
             found.append(
