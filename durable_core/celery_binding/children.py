@@ -29,6 +29,9 @@ PASSES = 4
 """How many looks a dead child's rows are asked for: its backend may still hold a row's lock for a moment. What stays
 locked is left to the lease."""
 
+SAY_AGAIN_SECONDS = 600.0
+"""That the database cannot be asked is told this often, not at every look."""
+
 LAST_LOOK_SECONDS = 5.0
 """The parent's own end waits no longer for this."""
 
@@ -44,6 +47,7 @@ class ChildWatch:
         self._alive: dict[int, Any] = {}
         self._dead: dict[int, _Dead] = {}
         self._kill_at: float | None = None
+        self._say_again_at = 0.0
 
     def start(self) -> bool:
         """Whether there are children to watch: threads and solo pools have none."""
@@ -101,7 +105,9 @@ class ChildWatch:
                 self._kill(set(now))
         except Exception:
             # The lease does it later; a watch that died would leave every later death to it too.
-            log.warning("children_not_watched", exc_info=True)
+            if time.monotonic() >= self._say_again_at:
+                self._say_again_at = time.monotonic() + SAY_AGAIN_SECONDS
+                log.warning("children_not_watched", exc_info=True)
 
     def _kill(self, alive: set[int]) -> None:
         """End the children that still run a handler; the others end by themselves."""

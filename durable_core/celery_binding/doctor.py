@@ -17,6 +17,7 @@ from durable_core.celery_binding.publish import QUEUE_PREFIX
 from durable_core.celery_binding.readers import readers
 from durable_core.celery_binding.settings import Settings
 from durable_core.celery_binding.transport import guarded, is_guarded, register
+from durable_core.database.transactions import said
 from durable_core.doctor.findings import Check, Finding, NotLookedAt, Reason, found, or_well, well
 from durable_core.doctor.work import UNREAD_SECONDS, Installation
 from durable_core.errors import DefinitionError
@@ -235,8 +236,9 @@ def answers(broker: Connection) -> Iterator[Finding]:
                 channel.client.ping()
         except (*transport.connection_errors, OSError) as error:
             yield found(
-                "broker", Reason.BROKER_UNREACHABLE, f"the broker does not answer: {type(error).__name__}",
-                f"see that {connection.as_uri()} runs; nothing is lost meanwhile, and work goes on when it is back",
+                "broker", Reason.BROKER_UNREACHABLE, f"the broker does not answer: {said(error)}",
+                f"see that {connection.as_uri()} runs and takes this user and password; nothing is lost meanwhile, and "
+                "work goes on when it is back",
             )  # fmt: skip
             return
         if transport.driver_type != "redis":

@@ -86,6 +86,8 @@ def _attempted(durable: Durable, kind: DeliveryKind[..., Any], row_id: object) -
     try:
         checked = checked_id(row_id if isinstance(row_id, str) else "")
     except NotFound:
+        # Somebody sent the task with Celery's own means: nothing is lost, for nothing was ever enqueued.
+        log.warning("task_without_delivery", extra={"kind": kind.name})
         return Attempted(Outcome.NOTHING_TO_DO, "", kind.name)
     return attempt.perform(durable.worker, kind, checked)
 

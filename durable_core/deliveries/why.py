@@ -35,9 +35,10 @@ def why(
         case DeliveryState.FAILED:
             return [f"given up for good{_at(row, now)} ({row.error_code}); {_redrive(row)}."]
         case DeliveryState.DEAD:
-            spent = (
-                f"{row.interruptions} lost workers" if row.failures < row.max_attempts else f"{row.failures} failures"
+            count, what = (
+                (row.interruptions, "lost worker") if row.failures < row.max_attempts else (row.failures, "failure")
             )
+            spent = f"{count} {what}{'s' * (count != 1)}"
             return [f"its budget was spent{_at(row, now)} by {spent} ({row.error_code}); {_redrive(row)}."]
         case DeliveryState.CANCELED:
             act = next((line for line in reversed(lines) if line.move == "cancel"), None)

@@ -176,6 +176,20 @@ def test_a_kind_becomes_a_task_with_options_of_its_own(
         assert (task.acks_late, task.ignore_result, task.max_retries) == (False, True, 0)
 
 
+@pytest.mark.parametrize("given", [{}, {"id": 7}, {"id": "no id"}])
+def test_a_kind_sent_by_celerys_own_means_carries_out_nothing_and_says_so(
+    app: Celery,
+    install_here: Callable[[Celery], Durable],
+    declare: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+    given: dict[str, object],
+) -> None:
+    declare("install.sent")
+    install_here(app)
+    assert app.tasks["install.sent"](**given) == "nothing to do"
+    assert [(record.message, record.kind) for record in caplog.records] == [("task_without_delivery", "install.sent")]
+
+
 def test_no_setting_of_the_app_is_changed_but_the_missing_beat_entries(
     app: Celery, install_here: Callable[[Celery], Durable], declare: Callable[[str], Any]
 ) -> None:
