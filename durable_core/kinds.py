@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from durable_core.errors import DefinitionError, UnknownHandler
@@ -43,15 +43,22 @@ K = TypeVar("K", bound=Kind)
 
 
 class Registry(Generic[K]):
-    """Kinds by name. A name is declared once; the second time is a definition error."""
+    """
+    Kinds by name. A name is declared once; the second time is a definition error.
 
-    def __init__(self) -> None:
+    So is a name that a registry `beside` it has: each kind becomes a Celery task of its name.
+    """
+
+    def __init__(self, beside: Sequence[Registry[Any]] = ()) -> None:
         self._kinds: dict[str, K] = {}
         self._listeners: list[Callable[[K], None]] = []
+        self._beside = tuple(beside)
+        for other in self._beside:
+            other._beside = (*other._beside, self)
 
     def add(self, kind: K) -> None:
         for name in kind.names:
-            if name in self._kinds:
+            if name in self._kinds or any(name in other for other in self._beside):
                 raise DefinitionError(f"kind {name!r} is declared twice; a kind names one handler.")
         self._kinds.update(dict.fromkeys(kind.names, kind))
         for listener in self._listeners:
@@ -86,3 +93,18 @@ class Registry(Generic[K]):
 
 deliveries: Registry[Any] = Registry()
 """The delivery kinds that this process knows (`DeliveryKind` objects)."""
+
+plan_steps: Registry[Any] = Registry(beside=(deliveries,))
+"""The steps of plans that this process knows (`StepKind` objects)."""
+
+operations: Registry[Any] = Registry(beside=(deliveries, plan_steps))
+"""The operations that this process knows (`OperationKind` objects)."""
+
+CONTRACTS: Mapping[str, Registry[Any]] = {"delivery": deliveries, "plan": plan_steps, "operation": operations}
+"""The registry of each contract that workers carry out."""
+
+
+def known() -> Iterator[Kind]:
+    """Every kind that this process knows, whatever its contract."""
+    for registry in CONTRACTS.values():
+        yield from registry

@@ -1,7 +1,7 @@
 """
 The one table of states and legal moves.
 
-The guard trigger in the migrations and `docs/state_machines.md` are rendered from it by
+The guard triggers in the migrations and `docs/state_machines.md` are rendered from it by
 `durable_core.database.guards`; a test keeps the three equal.
 """
 
@@ -21,6 +21,28 @@ class DeliveryState(StrEnum):
     DEAD = "dead"
     CANCELED = "canceled"
     EXPIRED = "expired"
+
+
+class PlanState(StrEnum):
+    """Where a plan is. Between two steps it is executing and nobody owns it."""
+
+    PENDING = "pending"
+    APPROVED = "approved"
+    EXECUTING = "executing"
+    EXECUTED = "executed"
+    FAILED = "failed"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+
+
+class OperationState(StrEnum):
+    """Where an operation is. Between two polls it is running and nobody owns it."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
 
 
 class FenceRule(StrEnum):
@@ -114,5 +136,73 @@ DELIVERY_MOVES: tuple[Move, ...] = (
     Move(
         _D.FAILED, _D.PENDING, ("redrive",), FenceRule.RAISED, SettleRule.REQUIRED,
         "the same for a delivery that had given up",
+    ),
+)  # fmt: skip
+
+_P = PlanState
+
+PLAN_TERMINAL = frozenset({_P.EXECUTED, _P.FAILED, _P.REJECTED, _P.EXPIRED})
+"""Nothing leaves these: to try again is to propose again."""
+
+PLAN_MOVES: tuple[Move, ...] = (
+    Move(
+        _P.PENDING, _P.APPROVED, ("approve",), FenceRule.KEPT, SettleRule.KEPT,
+        "a person approves what its digest says, and its consent has not run out",
+    ),
+    Move(
+        _P.PENDING, _P.REJECTED, ("reject",), FenceRule.KEPT, SettleRule.KEPT,
+        "a person says no",
+    ),
+    Move(
+        _P.PENDING, _P.EXPIRED, ("expire",), FenceRule.KEPT, SettleRule.KEPT,
+        "nobody approved it in time",
+    ),
+    Move(
+        _P.APPROVED, _P.EXPIRED, ("expire",), FenceRule.KEPT, SettleRule.KEPT,
+        "it was approved, and did not start in time",
+    ),
+    Move(
+        _P.APPROVED, _P.EXECUTING, ("take",), FenceRule.RAISED, SettleRule.KEPT,
+        "a worker claims its first step",
+    ),
+    Move(
+        _P.EXECUTING, _P.EXECUTED, ("settle", "heal"), FenceRule.KEPT, SettleRule.OPTIONAL,
+        "the last step is done, or its receipts are found to be complete",
+    ),
+    Move(
+        _P.EXECUTING, _P.FAILED, ("settle", "heal", "release"), FenceRule.KEPT, SettleRule.OPTIONAL,
+        "a step failed or met a conflict, its worker was lost inside it, or nobody went on in time",
+    ),
+)  # fmt: skip
+
+_O = OperationState
+
+OPERATION_TERMINAL = frozenset({_O.SUCCEEDED, _O.FAILED, _O.CANCELED})
+"""Nothing leaves these, and none of them is polled again."""
+
+OPERATION_MOVES: tuple[Move, ...] = (
+    Move(
+        _O.QUEUED, _O.RUNNING, ("take",), FenceRule.RAISED, SettleRule.KEPT,
+        "a worker claims it, to issue the external call: once, ever",
+    ),
+    Move(
+        _O.QUEUED, _O.FAILED, ("refuse", "expire"), FenceRule.KEPT, SettleRule.KEPT,
+        "its pre-check says no, or nobody issued it in time",
+    ),
+    Move(
+        _O.QUEUED, _O.CANCELED, ("cancel",), FenceRule.RAISED, SettleRule.REQUIRED,
+        "an operator or the application takes it back before the call",
+    ),
+    Move(
+        _O.RUNNING, _O.SUCCEEDED, ("settle",), FenceRule.KEPT, SettleRule.REQUIRED,
+        "a poll says that all of it is done",
+    ),
+    Move(
+        _O.RUNNING, _O.FAILED, ("settle", "reap", "release"), FenceRule.KEPT, SettleRule.OPTIONAL,
+        "the call or the other side failed, it was silent for too long, or the outcome of the call is unknown",
+    ),
+    Move(
+        _O.RUNNING, _O.CANCELED, ("cancel",), FenceRule.RAISED, SettleRule.REQUIRED,
+        "an operator or the application gives it up; the other side may still finish it",
     ),
 )  # fmt: skip

@@ -6,10 +6,11 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Protocol
 
 from durable_core.database.connections import Database
 from durable_core.database.statements import Statement, beside
@@ -90,6 +91,43 @@ class Sweep:
         return f"durable.{self.name}"
 
 
+DUE, LAPSED, OVERDUE = _statements.due, _statements.lapsed, _statements.overdue
+"""Each has a row where the sweep, dispatch or reap or expire, has something to do."""
+
+
+class _Contract(Protocol):
+    """What the sweep module of a contract offers; each answers how many rows moved."""
+
+    def reap(self, database: Database, *, heartbeat_seconds: float) -> int: ...
+
+    def expire(self, database: Database) -> int: ...
+
+    def prune_all(self, database: Database, *, retention_seconds: float) -> int: ...
+
+    def holding_pids(self, database: Database, owner: str) -> set[int]: ...
+
+    def give_back(self, database: Database, owner: str, pids: Collection[int], *, shutdown: bool) -> int: ...
+
+
+CONTRACTS: tuple[_Contract, ...] = (deliveries,)
+HINTED: tuple[deliveries.Hinting, ...] = ()
+"""Those whose rows dispatch hints beside the deliveries."""
+
+
+def holding_pids(database: Database, owner: str) -> set[int]:
+    """The process ids of this owner under which something is being carried out."""
+    return set().union(*(contract.holding_pids(database, owner) for contract in CONTRACTS))
+
+
+def give_back(database: Database, owner: str, pids: Collection[int], *, shutdown: bool = False) -> int:
+    """
+    Take back at once what dead processes of this owner held, as their parent asks; how many rows moved.
+
+    What that means is each contract's. Whoever comes second finds another state.
+    """
+    return sum(contract.give_back(database, owner, pids, shutdown=shutdown) for contract in CONTRACTS)
+
+
 def _reap(database: Database, bounds: Bounds) -> int:
     """First those who hold a row past its time, so that a row is not skipped as locked for ever."""
     began = time.monotonic()
@@ -98,20 +136,20 @@ def _reap(database: Database, bounds: Bounds) -> int:
         # For a lock on the whole table, say. The owners' beats have waited too, and may come first.
         log.warning("reap_had_to_wait")
         return 0
-    return deliveries.reap(database, heartbeat_seconds=bounds.heartbeat_seconds)
+    return sum(contract.reap(database, heartbeat_seconds=bounds.heartbeat_seconds) for contract in CONTRACTS)
 
 
 SWEEPS: tuple[Sweep, ...] = (
     Sweep(
         "dispatch", 1.0, "hints that were lost, and rows that have become due",
-        lambda database, bounds: deliveries.dispatch(database, cap=bounds.hints_per_queue),
-        look=lambda: (deliveries.DUE, {}),
+        lambda database, bounds: deliveries.dispatch(database, cap=bounds.hints_per_queue, others=HINTED),
+        look=lambda: (DUE, {}),
         rescues=True,
     ),
     Sweep(
         "reap", 5.0, "rows whose worker was lost",
         _reap,
-        look=lambda: (deliveries.LAPSED, {}),
+        look=lambda: (LAPSED, {}),
         takes_from_owners=True,
         rescues=True,
     ),
@@ -123,12 +161,14 @@ SWEEPS: tuple[Sweep, ...] = (
     ),
     Sweep(
         "expire", 15.0, "waiting rows whose time to be useful is over",
-        lambda database, bounds: deliveries.expire(database),
-        look=lambda: (deliveries.OVERDUE, {}),
+        lambda database, bounds: sum(contract.expire(database) for contract in CONTRACTS),
+        look=lambda: (OVERDUE, {}),
     ),
     Sweep(
         "prune", 3600.0, "finished rows past their retention",
-        lambda database, bounds: deliveries.prune_all(database, retention_seconds=bounds.retention_seconds),
+        lambda database, bounds: sum(
+            contract.prune_all(database, retention_seconds=bounds.retention_seconds) for contract in CONTRACTS
+        ),
         offered=300.0,
     ),
 )  # fmt: skip

@@ -87,3 +87,27 @@ select l.name, l.began_at, l.ended_at, l.moved, l.error, l.host,
     cast(extract(epoch from durable.durable_now() - l.began_at) as float8) as age_seconds
 from durable.loops l
 order by l.name
+
+-- name: due
+-- A row where dispatch has something to hint, of whatever contract.
+select from durable.due_queues()
+union all
+select where durable.a_plan_is_due()
+union all
+select where durable.an_operation_is_due()
+
+-- name: lapsed
+-- A row where some owner's lease is over, or some plan or operation was left alone for too long.
+select where durable.a_lease_is_over()
+union all
+select where durable.a_plan_is_abandoned()
+union all
+select where durable.an_operation_is_abandoned()
+
+-- name: overdue
+-- A row where the time of something to be useful is over.
+select where durable.one_is_overdue()
+union all
+select where durable.a_plan_is_overdue()
+union all
+select where durable.an_operation_is_overdue()

@@ -96,7 +96,8 @@ def test_importing_the_package_imports_no_celery_and_configures_nothing():
 
 
 def test_the_guards_in_the_migration_are_the_table_of_states():
-    assert guards.GUARDS.read_text(encoding="utf-8") == guards.guards_sql()
+    for guard in guards.GUARDS:
+        assert guard.path.read_text(encoding="utf-8") == guard.sql()
 
 
 def test_the_page_of_state_machines_is_the_table_of_states():
@@ -133,7 +134,27 @@ def test_the_constraints_and_triggers_of_a_live_database_are_the_table_of_states
     assert states["finished_exactly_when_terminal"] == TERMINAL
     assert words(pruned) == set(PRUNED)
     assert set(re.findall(r"when '(\w+ -> \w+)'", guard)) == {f"{m.source} -> {m.target}" for m in DELIVERY_MOVES}
-    assert triggers == {"check_delivery", "guard_delivery", "guard_journal", "guard_truncate"}
+    guards_of_tables = {"guard_delivery", "guard_journal", "guard_operation", "guard_plan", "guard_receipt"}
+    assert triggers == {"check_delivery", "guard_truncate", *guards_of_tables}
+
+
+@pytest.mark.parametrize("guard", [guards.PLAN, guards.OPERATION], ids=lambda guard: guard.contract)
+def test_the_constraints_of_plans_and_operations_are_their_tables_of_states(engine, guard):
+    table = f"{guard.contract}s"
+    with engine.connect() as tx:
+        rows = tx.execute(
+            text("select conname, pg_get_constraintdef(oid) from pg_constraint where conrelid = cast(:of as regclass)"),
+            {"of": f"durable.{table}"},
+        ).all()
+        source = tx.scalar(
+            text("select prosrc from pg_proc where oid = cast(:of as regproc)"),
+            {"of": f"durable.guard_{guard.contract}"},
+        )
+        pruned = tx.scalar(text(f"select pg_get_indexdef('durable.{table}_finished'::regclass)"))
+    definition = dict(rows)
+    assert words(definition["state_is_known"]) == set(guard.states)
+    assert words(definition["finished_exactly_when_terminal"]) == words(pruned) == guard.terminal
+    assert set(re.findall(r"when '(\w+ -> \w+)'", source)) == {f"{m.source} -> {m.target}" for m in guard.moves}
 
 
 # --- SQL -------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 
 from durable_core.celery_binding.durable import Durable
 from durable_core.claims.claim import owner_nonce
-from durable_core.deliveries.sweep import give_back, holding_pids
+from durable_core.sweeps import give_back, holding_pids
 
 log = logging.getLogger("durable.worker")
 

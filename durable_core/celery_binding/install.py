@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,9 +32,11 @@ def install(app: Celery) -> Durable:
     transport.register()
     for sweep in SWEEPS:
         tasks.register_sweep(durable, sweep.name)
-    for kind in kinds.deliveries:
-        tasks.register_kind(durable, kind)
-    kinds.deliveries.when_added(lambda kind: tasks.register_kind(durable, kind))
+    for contract, registry in kinds.CONTRACTS.items():
+        register = partial(tasks.register_kind, durable, contract)
+        for kind in registry:
+            register(kind)
+        registry.when_added(register)
     workers.connect(durable)
     pulse.connect(durable)
     wakes.use_carrier(durable.carrier)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from datetime import UTC
-from typing import Any
+from typing import Any, Protocol
 
 from billiard.process import current_process
 from celery.exceptions import Retry as CeleryRetry
@@ -14,9 +15,8 @@ from durable_core import kinds
 from durable_core.celery_binding.durable import Durable
 from durable_core.database.transactions import DATABASE_ERRORS, is_infrastructure, said
 from durable_core.deliveries import attempt
-from durable_core.deliveries.declare import DeliveryKind
 from durable_core.deliveries.read import checked_id
-from durable_core.deliveries.worker import Attempted, Outcome
+from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import DefinitionError, NotFound
 from durable_core.sweeps import run_sweep
 
@@ -44,12 +44,27 @@ def is_ours(task: object) -> bool:
 
 def check_names(durable: Durable) -> None:
     """Raises DefinitionError when a kind is named like a task of the host's."""
-    for kind in kinds.deliveries:
+    for kind in kinds.known():
         if not all(is_ours(durable.app.tasks.get(name)) for name in kind.names):
             raise DefinitionError(f"kind {kind.name!r} is named like an existing Celery task; rename one of them.")
 
 
-def register_kind(durable: Durable, kind: DeliveryKind[..., Any]) -> None:
+class CarriedOut(kinds.Kind, Protocol):
+    """A kind that a task carries out."""
+
+    __module__: str
+
+    @property
+    def timeout(self) -> float:
+        """How long one attempt may take, in seconds."""
+        ...
+
+
+PERFORM: dict[str, Callable[[Worker, Any, str], Attempted]] = {"delivery": attempt.perform}
+"""How a hint is acted on, by the contract of its kind."""
+
+
+def register_kind(durable: Durable, contract: str, kind: CarriedOut) -> None:
     """
     One task of the kind's name, and of each it had before, with per-task options only.
 
@@ -63,7 +78,7 @@ def register_kind(durable: Durable, kind: DeliveryKind[..., Any]) -> None:
 
         def deliver(_task: Any, id: object = None, **_: object) -> str:
             try:
-                attempted = _attempted(durable, kind, id)
+                attempted = _attempted(durable, contract, kind, id)
                 if attempted.outcome is Outcome.UNAVAILABLE:
                     _leave_if_spent()
             except Exception as error:
@@ -82,14 +97,14 @@ def register_kind(durable: Durable, kind: DeliveryKind[..., Any]) -> None:
         )(deliver)  # fmt: skip
 
 
-def _attempted(durable: Durable, kind: DeliveryKind[..., Any], row_id: object) -> Attempted:
+def _attempted(durable: Durable, contract: str, kind: CarriedOut, row_id: object) -> Attempted:
     try:
         checked = checked_id(row_id if isinstance(row_id, str) else "")
     except NotFound:
         # Somebody sent the task with Celery's own means: nothing is lost, for nothing was ever enqueued.
         log.warning("task_without_delivery", extra={"kind": kind.name})
         return Attempted(Outcome.NOTHING_TO_DO, "", kind.name)
-    return attempt.perform(durable.worker, kind, checked)
+    return PERFORM[contract](durable.worker, kind, checked)
 
 
 def _leave_if_spent() -> None:

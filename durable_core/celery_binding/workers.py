@@ -48,7 +48,7 @@ def connect(durable: Durable) -> None:
         queues = app.amqp.queues
         if getattr(queues, "_consume_from", None) is not None:
             return  # -Q names the queues; the operator decided
-        names = {kind.queue for kind in kinds.deliveries}
+        names = {kind.queue for kind in kinds.known()}
         for queue in (broker_queue(name) for name in sorted(names)):
             queues.select_add(queue)
         queues.select_add(broker_queue(CONTROL_QUEUE.removeprefix("durable.")))

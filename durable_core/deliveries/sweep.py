@@ -6,19 +6,21 @@ import json
 import logging
 import random as random_module
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from durable_core import wakes
+from durable_core.claims.each import each
 from durable_core.database.connections import Database
 from durable_core.database.statements import Statement, beside
-from durable_core.database.transactions import CANCELED, Row, is_infrastructure, run, said, sqlstate
+from durable_core.database.transactions import CANCELED, Row, run, sqlstate
 from durable_core.deliveries.declare import registry
 from durable_core.deliveries.ended import tell_dead
 from durable_core.errors import NotInstalled
@@ -27,10 +29,6 @@ from durable_core.states import DeliveryState
 
 log = logging.getLogger("durable.sweep")
 _statements = beside(__file__)
-
-CHECKED_AT_ONCE = Statement("checked_at_once", "set constraints all immediate")
-"""A constraint of the host's that is checked at COMMIT is checked with each statement: there a row can be told from the
-rest. No named statement, for it cannot be prepared."""
 
 HINTS_PER_QUEUE = 1000
 """Most hints that dispatch lets lie in one queue; rows beyond are hinted as these are worked off."""
@@ -43,10 +41,6 @@ PRUNE_SECONDS = 10.0
 """One run of the prune sweep begins no further batch after so long: the sweeps of rescue share its worker."""
 RETENTION_SECONDS = 14 * 24 * 3600.0
 """Sent, canceled and expired rows are kept so long, and so is their key; design, section 7."""
-
-
-DUE, LAPSED, OVERDUE = _statements.due_queues, _statements.a_lapsed_one, _statements.an_overdue_one
-"""Each has a row where the sweep, dispatch or reap or expire, has something to do."""
 
 
 def due_queues(connection: Connection) -> list[str]:
@@ -69,7 +63,7 @@ def pick(connection: Connection, depths: Mapping[str, int], cap: int = HINTS_PER
         run(connection, _statements.mark, ids=[row["id"] for row in some], idle=idle, idle_seconds=IDLE_SECONDS)
         return some
 
-    marked = _each(connection, rows, mark, "dispatch", lambda row, error: _hold(connection, row, "pending", error))
+    marked = each(connection, rows, mark, "dispatch", lambda row, error: _hold(connection, row, "pending", error))
     return [
         wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], row["attempt"], row["first"])
         for row in marked
@@ -77,23 +71,43 @@ def pick(connection: Connection, depths: Mapping[str, int], cap: int = HINTS_PER
     ]
 
 
-def dispatch(database: Database, carrier: wakes.Carrier | None = None, cap: int = HINTS_PER_QUEUE) -> int:
+class Hinting(Protocol):
+    """What another contract has to be hinted. Its rows are few, so each is hinted anew after a while, uncounted."""
+
+    def due(self, connection: Connection) -> Mapping[str, int]:
+        """How many rows wait for a worker in each queue."""
+
+    def pick(self, connection: Connection, empty: Collection[str]) -> list[wakes.Hint]:
+        """The hints of those that were not hinted lately, and of all in these queues, which are empty; now marked."""
+
+
+def dispatch(
+    database: Database,
+    carrier: wakes.Carrier | None = None,
+    cap: int = HINTS_PER_QUEUE,
+    others: Sequence[Hinting] = (),
+) -> int:
     """
     Top up the queues with hints of due rows; how many were published.
 
     This is what makes a lost hint cost one interval and no more: after FLUSHALL the depth
-    is 0 and the next run refills the queue. Raises what the broker raises.
+    is 0 and the next run refills the queue. What `others` have to be hinted lies in the same
+    queues, and does not count against the deliveries there. Raises what the broker raises.
     """
     carrier = carrier or wakes.carrier()
     if carrier is None:
         raise NotInstalled("no carrier for hints: call durable_core.celery_binding.install(app) first.")
     with database.autocommit() as connection:
         queues = due_queues(connection)
-    if not queues:
+        theirs = sum((Counter(other.due(connection)) for other in others), Counter[str]())
+    if not queues and not theirs:
         return 0
-    depths = carrier.depths(queues)
+    depths = carrier.depths({*queues, *theirs})
+    empty = [queue for queue, depth in depths.items() if not depth]
     with database.transaction() as connection:
-        hints = pick(connection, depths, cap)
+        hints = [hint for other in others for hint in other.pick(connection, empty)]
+        left = {queue: max(depths[queue] - theirs[queue], 0) for queue in queues}
+        hints += pick(connection, left, cap) if left else []
     return carrier.publish(hints)
 
 
@@ -171,46 +185,11 @@ def _take_back(
                 tell_dead(database, connection, row["kind"], row["id"])
         return moved
 
-    moved = _each(connection, rows, move, "reap", lambda row, error: _hold(connection, row, "processing", error))
+    moved = each(connection, rows, move, "reap", lambda row, error: _hold(connection, row, "processing", error))
     for row in moved:
         facts = {"row_id": row["id"], "kind": row["kind"], "outcome": row["state"], "error_code": row["error_code"]}
         log.warning("lease_expired" if cause is _FELL_SILENT else "claim_released", extra=facts)
     return len(moved)
-
-
-def _each(
-    connection: Connection,
-    rows: list[Row],
-    act: Callable[[list[Row]], list[Row]],
-    sweep: str,
-    refused: Callable[[Row, str], None],
-) -> list[Row]:
-    """
-    Act on locked rows at once; or, where the database refuses one of them, on each by itself; what the acts answered.
-
-    One raising row (a trigger or a foreign key of the host's) must not keep the rest from
-    being swept. Raises what says nothing about a row: a deadlock, a lost connection.
-    """
-    if not rows:
-        return []
-    run(connection, CHECKED_AT_ONCE)
-    try:
-        with connection.begin_nested():
-            return act(rows)
-    except (DBAPIError, psycopg.Error) as error:
-        if is_infrastructure(error):
-            raise
-        log.warning("sweep_goes_row_by_row", extra={"sweep": sweep, "error": said(error)})
-    done: list[Row] = []
-    for row in rows:
-        try:
-            with connection.begin_nested():
-                done += act([row])
-        except (DBAPIError, psycopg.Error) as error:
-            if is_infrastructure(error):
-                raise
-            refused(row, f"{sweep} failed: {said(error)}")
-    return done
 
 
 def _verdict(row: Row, cause: _Cause, random: Callable[[], float]) -> dict[str, Any]:
@@ -258,7 +237,7 @@ def expire(database: Database, *, limit: int = EXPIRE_LIMIT) -> int:
         def move(some: list[Row]) -> list[Row]:
             return run(connection, _statements.expire, ids=[row["id"] for row in some])
 
-        moved = _each(connection, overdue, move, "expire", lambda row, error: _hold(connection, row, "pending", error))
+        moved = each(connection, overdue, move, "expire", lambda row, error: _hold(connection, row, "pending", error))
     return len(moved)
 
 
@@ -328,7 +307,7 @@ def _prune(database: Database, which: Statement, retention_seconds: float, limit
             log.warning("row_not_pruned", extra={"row_id": row["id"], "error": reason})
             refused.append(row["id"])
 
-        gone = _each(connection, old, delete, "prune", passed_over)
+        gone = each(connection, old, delete, "prune", passed_over)
     return _Pruned(
         gone=so_far.gone + len(gone),
         since=old[-1]["finished_at"] if old else so_far.since,

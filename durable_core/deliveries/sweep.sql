@@ -59,10 +59,6 @@ from (
 ) as clock
 where d.id = any (cast(:ids as uuid[]))
 
--- name: a_lapsed_one
--- A row where a lease is over: all that a quiet reap asks.
-select where durable.a_lease_is_over()
-
 -- name: lapsed
 -- before: processing, the lease over by the database's clock
 -- after:  locked, for `reap` in the same transaction to decide; oldest lease first, or a backlog would starve them
@@ -171,10 +167,6 @@ insert into durable.journal (row_id, contract, move, from_state, to_state, fence
 select h.id,
     'delivery', 'hold', h.state, h.state, h.fence, h.attempts, cast(:reason as text)
 from held h
-
--- name: an_overdue_one
--- A row where the time of some delivery to be useful is over.
-select where durable.one_is_overdue()
 
 -- name: overdue
 -- before: pending, its time to be useful over by the database's clock

@@ -333,7 +333,7 @@ def test_a_long_transaction_elsewhere_does_not_make_each_batch_of_prune_read_tho
         return looking.scalar(read)
 
     engine.dispose()
-    # In order of the index, as at full size (test_plans sees to that); of so few rows a planner may as well sort them.
+    # In order of the index, as at full size (test_query_plans sees to that); so few rows a planner may as well sort.
     in_order = "-c enable_bitmapscan=off -c enable_sort=off"
     own = create_engine(engine.url.update_query_dict({"options": in_order}))
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as looking:

@@ -11,7 +11,7 @@ from durable_core.deliveries.read import COUNT_LIMIT
 from durable_core.exporter import sample, tail
 from durable_core.exporter.metrics import BY_NAME
 from durable_core.testing import create_database, drop_database, migrated
-from tests.core.test_plans import ROWS, nodes
+from tests.core.test_query_plans import ROWS, nodes
 
 JOURNAL = """
     insert into durable.journal (row_id, contract, move, from_state, to_state, fence, reason, at)

@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
+from durable_core import sweeps
 from durable_core.claims.claim import Holder
 from durable_core.deliveries import attempt, ended, read, sweep, waiting
 from durable_core.deliveries.declare import terms
@@ -55,7 +56,7 @@ EXPECTED = {
 """The index; the column that its condition must hold (a claim by id has the id, the reap a filter); and how many
 buffers the statement may touch. A table of full size has 70,000, so that is the work of its rows and no more."""
 
-FUNCTIONS = (sweep.DUE, sweep.LAPSED, sweep.OVERDUE)
+FUNCTIONS = (sweep._statements.due_queues, sweeps.LAPSED, sweeps.OVERDUE)
 """What is inside shows no plan: there the buffers alone tell."""
 
 
@@ -143,8 +144,8 @@ def test_every_hot_statement_finds_its_rows_by_an_index_and_reads_no_more_than_i
         "unhinted": (sweep._statements.unhinted, {"depths": depths}),
         "mark": (sweep._statements.mark, {"ids": held, "idle": held[:2], "idle_seconds": 5}),
         "due_queues": (sweep._statements.due_queues, {}),
-        "a_lapsed_one": (sweep._statements.a_lapsed_one, {}),
-        "an_overdue_one": (sweep._statements.an_overdue_one, {}),
+        "a_lapsed_one": (sweeps.LAPSED, {}),
+        "an_overdue_one": (sweeps.OVERDUE, {}),
         "lapsed": (sweep._statements.lapsed, {"limit": 500, "heartbeat_seconds": 8.0}),
         "owned": (sweep._statements.owned, {"owner": "x", "pids": [1]}),
         "old": (sweep._statements.old, {"retention_seconds": 86400.0, "limit": 1000, "since": None, "without": []}),
