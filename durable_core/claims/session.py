@@ -147,7 +147,10 @@ class StepTransaction:
         }
         for competing in ("binds", "twophase", "autobegin"):
             options.pop(competing, None)
-        self._session = session = _guarded(maker.class_)(**options)
+        session = _guarded(maker.class_)(**options)
+        # A session that never asked for its connection has nothing to commit, and would leave the receipt uncommitted.
+        session.connection()
+        self._session = session
         self._opened_at = time.monotonic()
         return session
 

@@ -251,3 +251,14 @@ def test_connections_are_given_back_clean_whatever_happened(engine, declare, mak
             assert one.get_isolation_level() == "READ COMMITTED"
     finally:
         small.dispose()
+
+
+@pytest.mark.parametrize("opens", [lambda step: step.session, lambda step: step.in_commit(lambda session: None)])
+def test_a_session_that_was_opened_and_never_used_leaves_the_receipt_committed(opens, worker, declare, make, row):
+    def handler(step):
+        opens(step)
+
+    kind = declare(handler)
+    made = make(kind)
+    assert perform(worker, kind, made.id).outcome is Outcome.SENT
+    assert row(made.id).state == "sent"
