@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from durable_core import deliveries
+    from durable_core import deliveries, plans
     from durable_core.deliveries.declare import AsyncStep, DeliveryKind, Step, delivery
     from durable_core.deliveries.enqueue import enqueue_by_name, enqueue_many
     from durable_core.deliveries.rows import Ref
@@ -20,21 +20,28 @@ if TYPE_CHECKING:
         IllegalMove,
         InvalidArguments,
         InvalidOption,
+        Issue,
         KeyInFlight,
         KeyTaken,
         NotFound,
+        PlanExpired,
+        PlanRefused,
         Retry,
         RowBusy,
         SchemaAhead,
         SchemaBehind,
+        SelfApproval,
         Snooze,
+        StalePlan,
         StepTransactionOwned,
         UnknownHandler,
         UnsupportedTransaction,
     )
+    from durable_core.plans.declare import PlanStep, StepKind, Target, plan_step, target_version
+    from durable_core.plans.rows import Plan
     from durable_core.retry import Backoff
     from durable_core.secrets import Secret
-    from durable_core.states import DeliveryState
+    from durable_core.states import DeliveryState, PlanState
     from durable_core.wakes import wake
 
 __version__ = "0.1.0"
@@ -53,24 +60,37 @@ __all__ = [
     "IllegalMove",
     "InvalidArguments",
     "InvalidOption",
+    "Issue",
     "KeyInFlight",
     "KeyTaken",
     "NotFound",
+    "Plan",
+    "PlanExpired",
+    "PlanRefused",
+    "PlanState",
+    "PlanStep",
     "Ref",
     "Retry",
     "RowBusy",
     "SchemaAhead",
     "SchemaBehind",
     "Secret",
+    "SelfApproval",
     "Snooze",
+    "StalePlan",
     "Step",
+    "StepKind",
     "StepTransactionOwned",
+    "Target",
     "UnknownHandler",
     "UnsupportedTransaction",
     "deliveries",
     "delivery",
     "enqueue_by_name",
     "enqueue_many",
+    "plan_step",
+    "plans",
+    "target_version",
     "wake",
 ]  # fmt: skip
 
@@ -96,21 +116,28 @@ _NAMES = {
         "IllegalMove",
         "InvalidArguments",
         "InvalidOption",
+        "Issue",
         "KeyInFlight",
         "KeyTaken",
         "NotFound",
+        "PlanExpired",
+        "PlanRefused",
         "Retry",
         "RowBusy",
         "SchemaAhead",
         "SchemaBehind",
+        "SelfApproval",
         "Snooze",
+        "StalePlan",
         "StepTransactionOwned",
         "UnknownHandler",
         "UnsupportedTransaction",
     ),
+    "durable_core.plans.declare": ("PlanStep", "StepKind", "Target", "plan_step", "target_version"),
+    "durable_core.plans.rows": ("Plan",),
     "durable_core.retry": ("Backoff",),
     "durable_core.secrets": ("Secret",),
-    "durable_core.states": ("DeliveryState",),
+    "durable_core.states": ("DeliveryState", "PlanState"),
     "durable_core.wakes": ("wake",),
 }
 """Where each name comes from. Each is imported when it is first asked for: a container that asks every ten seconds

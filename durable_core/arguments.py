@@ -249,9 +249,11 @@ class Signature:
         hints = typing.get_type_hints(self._handler, include_extras=True)
         return frozenset(parameter.name for parameter in self._parameters if is_secret(hints.get(parameter.name)))
 
-    def pack(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+    def pack(self, args: Sequence[object], kwargs: Mapping[str, object], *, whole: bool = False) -> str:
         """
         The canonical text to store for this call; arguments equal to their defaults are left out.
+
+        With `whole` they are not, as far as a default is JSON: what is frozen must not change when the code does.
 
         Raises InvalidArguments, naming the argument, for a wrong name or type and for
         anything that would not come back from JSON as it went in.
@@ -260,10 +262,14 @@ class Signature:
         for name, text in self._texts(self._signature.bind, args, kwargs):
             if text is not None:
                 packed[name] = f"{self._argument(name).key}{text}"
-        whole = f"{{{','.join(packed[name] for name in sorted(packed))}}}"
-        if (size := len(whole.encode())) > MAX_BYTES:
+        if whole:
+            for argument in (self._argument(name) for name in self._fields if name not in packed):
+                if argument.default_text is not None:
+                    packed[argument.name] = f"{argument.key}{argument.default_text}"
+        packed_text = f"{{{','.join(packed[name] for name in sorted(packed))}}}"
+        if (size := len(packed_text.encode())) > MAX_BYTES:
             raise InvalidArguments(self.kind, max(packed, key=lambda name: len(packed[name])), _too_big(size))
-        return whole
+        return packed_text
 
     def some(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, str | None]:
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
 
@@ -179,12 +180,14 @@ class IllegalMove(DurableError):
 
     reason = "ILLEGAL_MOVE"
 
-    def __init__(self, act: str, row_id: str, state: str, needed: str) -> None:
-        super().__init__(act, row_id, state, needed)
-        self.act, self.row_id, self.state, self.needed = act, row_id, state, needed
+    def __init__(self, act: str, row_id: str, state: str, needed: str, what: str = "delivery") -> None:
+        super().__init__(act, row_id, state, needed, what)
+        self.act, self.row_id, self.state, self.needed, self.what = act, row_id, state, needed, what
 
     def __str__(self) -> str:
-        return f"cannot {self.act} delivery {self.row_id}: it is {self.state}, not {self.needed}. Nothing was written."
+        return (
+            f"cannot {self.act} {self.what} {self.row_id}: it is {self.state}, not {self.needed}. Nothing was written."
+        )
 
 
 class RowBusy(DurableError):
@@ -192,15 +195,81 @@ class RowBusy(DurableError):
 
     reason = "ROW_BUSY"
 
-    def __init__(self, act: str, row_id: str) -> None:
-        super().__init__(act, row_id)
-        self.act, self.row_id = act, row_id
+    def __init__(self, act: str, row_id: str, what: str = "delivery") -> None:
+        super().__init__(act, row_id, what)
+        self.act, self.row_id, self.what = act, row_id, what
 
     def __str__(self) -> str:
         return (
-            f"cannot {self.act} delivery {self.row_id} just now: somebody is at work on it. Try again. "
+            f"cannot {self.act} {self.what} {self.row_id} just now: somebody is at work on it. Try again. "
             "Nothing was written."
         )
+
+
+@dataclass(frozen=True)
+class Issue:
+    """One thing that is wrong with a proposal; `step` is its index, from 0, or None for the plan as a whole."""
+
+    step: int | None
+    problem: str
+
+    def __str__(self) -> str:
+        return self.problem if self.step is None else f"step {self.step + 1}: {self.problem}"
+
+
+class PlanRefused(DurableError):
+    """A proposal was refused at the door, with all that is wrong with it; nothing was written."""
+
+    reason = "PLAN_REFUSED"
+
+    def __init__(self, issues: tuple[Issue, ...]) -> None:
+        super().__init__(issues)
+        self.issues = issues
+
+    def __str__(self) -> str:
+        return f"the plan is refused: {'; '.join(str(issue) for issue in self.issues)}. Nothing was written."
+
+
+class StalePlan(DurableError):
+    """The digest is not that of the plan: what was approved is not what is there. Look again; nothing was written."""
+
+    reason = "STALE_PLAN"
+
+    def __init__(self, plan_id: str) -> None:
+        super().__init__(plan_id)
+        self.plan_id = plan_id
+
+    def __str__(self) -> str:
+        return (
+            f"plan {self.plan_id} has another digest than the one that was approved: look at it again, and approve "
+            "what it says. Nothing was written."
+        )
+
+
+class PlanExpired(DurableError):
+    """The time in which the plan could be approved is over; nothing was written. Propose it again."""
+
+    reason = "PLAN_EXPIRED"
+
+    def __init__(self, plan_id: str) -> None:
+        super().__init__(plan_id)
+        self.plan_id = plan_id
+
+    def __str__(self) -> str:
+        return f"plan {self.plan_id} has expired and can never run: propose it again. Nothing was written."
+
+
+class SelfApproval(DurableError):
+    """Who proposed this plan may not approve it; nothing was written. Somebody else approves it."""
+
+    reason = "SELF_APPROVAL"
+
+    def __init__(self, plan_id: str, by: str) -> None:
+        super().__init__(plan_id, by)
+        self.plan_id, self.by = plan_id, by
+
+    def __str__(self) -> str:
+        return f"plan {self.plan_id} was proposed by {self.by!r}: somebody else approves it. Nothing was written."
 
 
 # --- stop: running user code alone meets these ---------------------------------------------------
@@ -211,13 +280,13 @@ class ClaimLost(DurableError):
 
     reason = "CLAIM_LOST"
 
-    def __init__(self, row_id: str, held: int, current: int | None) -> None:
-        super().__init__(row_id, held, current)
-        self.row_id, self.held, self.current = row_id, held, current
+    def __init__(self, row_id: str, held: int, current: int | None, what: str = "delivery") -> None:
+        super().__init__(row_id, held, current, what)
+        self.row_id, self.held, self.current, self.what = row_id, held, current, what
 
     def __str__(self) -> str:
         now = "the row is gone" if self.current is None else f"current is {self.current}"
-        return f"delivery {self.row_id}: fence {self.held} is stale or settled, {now}. Stop: nothing was written."
+        return f"{self.what} {self.row_id}: fence {self.held} is stale or settled, {now}. Stop: nothing was written."
 
 
 class StepTransactionOwned(DurableError):
@@ -241,14 +310,14 @@ class EffectEscaped(DurableError):
 
     reason = "EFFECT_ESCAPED"
 
-    def __init__(self, row_id: str) -> None:
-        super().__init__(row_id)
-        self.row_id = row_id
+    def __init__(self, row_id: str, what: str = "delivery") -> None:
+        super().__init__(row_id, what)
+        self.row_id, self.what = row_id, what
 
     def __str__(self) -> str:
         return (
-            f"delivery {self.row_id}: the handler committed or rolled back step.session's transaction itself, so its "
-            "effect may already stand and may be repeated. Remove the COMMIT or ROLLBACK from the handler."
+            f"{self.what} {self.row_id}: the handler committed or rolled back step.session's transaction itself, so "
+            "its effect may already stand and may be repeated. Remove the COMMIT or ROLLBACK from the handler."
         )
 
 

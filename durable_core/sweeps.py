@@ -28,6 +28,7 @@ from durable_core.database.transactions import (
 from durable_core.deliveries import sweep as deliveries
 from durable_core.deliveries.stuck import cut_off
 from durable_core.periodic import sweep as periodic
+from durable_core.plans import sweep as plans
 
 log = logging.getLogger("durable.sweep")
 _statements = beside(__file__)
@@ -109,8 +110,8 @@ class _Contract(Protocol):
     def give_back(self, database: Database, owner: str, pids: Collection[int], *, shutdown: bool) -> int: ...
 
 
-CONTRACTS: tuple[_Contract, ...] = (deliveries,)
-HINTED: tuple[deliveries.Hinting, ...] = ()
+CONTRACTS: tuple[_Contract, ...] = (deliveries, plans)
+HINTED: tuple[deliveries.Hinting, ...] = (plans,)
 """Those whose rows dispatch hints beside the deliveries."""
 
 

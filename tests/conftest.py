@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from durable_core import Step, deliveries, wakes
+from durable_core import Step, deliveries, kinds, target_version, wakes
 from durable_core.claims.claim import Holder
 from durable_core.claims.journal import Line
 from durable_core.database.connections import Database
@@ -22,7 +22,9 @@ from durable_core.deliveries.attempt import Worker
 from durable_core.deliveries.declare import DeliveryKind, delivery, registry
 from durable_core.deliveries.read import Delivery
 from durable_core.local.services import Addresses
+from durable_core.plans.declare import forget_reader
 from durable_core.testing import Made, MovableClock, create_database, empty, make_delivery, migrated
+from tests.core.plan_shop import PRODUCTS, Shop
 from tests.elsewhere import quick_servers
 
 EFFECTS = "create table public.effects (id bigint generated always as identity, row_id text, fence bigint, note text)"
@@ -235,6 +237,23 @@ def make_worker(database: Database) -> Iterator[Callable[..., Worker]]:
 def worker(make_worker: Callable[..., Worker]) -> Worker:
     """A worker with the default lease of 30 s, whose random source always draws the middle."""
     return make_worker()
+
+
+@pytest.fixture
+def shop(engine: Engine) -> Iterator[Shop]:
+    """Steps of plans, declared for this test alone, and the products that they change."""
+    with engine.begin() as connection:
+        connection.execute(text(PRODUCTS))
+
+    @target_version("product")
+    def product_version(session: Any, product_id: Any) -> Any:
+        return session.scalar(text("select version from products where id = :id for update"), {"id": product_id})
+
+    made = Shop(engine)
+    yield made
+    forget_reader("product")
+    for name in made.declared:
+        kinds.plan_steps.remove(name)
 
 
 class Recorded(wakes.Carrier):

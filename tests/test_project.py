@@ -29,6 +29,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("wakes", "tracing", "logging"),
     ("claims",),
     ("deliveries",),
+    ("plans", "operations"),
     ("periodic",),
     ("sweeps",),
     ("doctor",),

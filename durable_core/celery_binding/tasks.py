@@ -18,6 +18,7 @@ from durable_core.deliveries import attempt
 from durable_core.deliveries.read import checked_id
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import DefinitionError, NotFound
+from durable_core.plans import attempt as plans
 from durable_core.sweeps import run_sweep
 
 log = logging.getLogger("durable.run")
@@ -60,7 +61,10 @@ class CarriedOut(kinds.Kind, Protocol):
         ...
 
 
-PERFORM: dict[str, Callable[[Worker, Any, str], Attempted]] = {"delivery": attempt.perform}
+PERFORM: dict[str, Callable[[Worker, Any, str], Attempted]] = {
+    "delivery": attempt.perform,
+    "plan": plans.perform,
+}
 """How a hint is acted on, by the contract of its kind."""
 
 
@@ -130,7 +134,7 @@ def _told(attempted: Attempted) -> str:
     the row holds its due time already.
     """
     match attempted.outcome:
-        case Outcome.SENT | Outcome.NOTHING_TO_DO | Outcome.CLAIM_LOST:
+        case Outcome.SENT | Outcome.DONE | Outcome.NOTHING_TO_DO | Outcome.CLAIM_LOST:
             return attempted.outcome.value
         case Outcome.FAILED | Outcome.DEAD:
             # The code alone: an exception's text may hold what was in the arguments, and events go through the broker.

@@ -24,6 +24,7 @@ from durable_core.database.transactions import said
 from durable_core.deliveries.attempt import wait_for_handler
 from durable_core.deliveries.read import checked_id
 from durable_core.errors import DurableError, NotFound
+from durable_core.plans import attempt as plans
 from durable_core.sweeps import CONTROL_QUEUE
 
 log = logging.getLogger("durable.worker")
@@ -121,7 +122,9 @@ def connect(durable: Durable) -> None:
         """A hint of a kind that this worker does not know: say so on the row, for people."""
         try:
             row_id = message.payload[1].get("id")
-            wait_for_handler(durable.database, str(name), checked_id(row_id))
+            checked = checked_id(row_id)
+            if not wait_for_handler(durable.database, str(name), checked):
+                plans.wait_for_handler(durable.database, str(name), checked)
         except NotFound:
             return
         except Exception:

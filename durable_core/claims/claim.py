@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 from sqlalchemy import Connection
@@ -99,6 +99,8 @@ class Claim:
     taken_at: float
     """`time.monotonic()` before the claim was sent: the database cannot have stamped it earlier."""
     ordering_key: str | None = None
+    what: ClassVar[str] = "delivery"
+    """What is claimed, for sentences."""
 
     @staticmethod
     def of(row: Row, taken_at: float) -> Claim:

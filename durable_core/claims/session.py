@@ -89,7 +89,7 @@ class LockRefused(Exception):
     """The row's lock was not to be had in time, or at all just now: the machine room's fault, and no attempt's."""
 
     def __init__(self, cause: Exception) -> None:
-        super().__init__(f"the delivery's row could not be locked: {type(cause).__name__}")
+        super().__init__(f"the row could not be locked: {type(cause).__name__}")
 
 
 class StepTransaction:
@@ -191,7 +191,7 @@ class StepTransaction:
                     raise CommitUnknown from error
                 raise
         except DivisionByZero as unsettled:
-            raise EffectEscaped(self._claim.id) from unsettled
+            raise EffectEscaped(self._claim.id, self._claim.what) from unsettled
         finally:
             self.discard()
 
@@ -211,7 +211,7 @@ class StepTransaction:
                 raise CommitUnknown from error
             raise
         if not landed:
-            raise ClaimLost(self._claim.id, self._claim.fence, fence)
+            raise ClaimLost(self._claim.id, self._claim.fence, fence, self._claim.what)
 
     @contextmanager
     def _acknowledged(self, connection: Connection) -> Iterator[None]:
@@ -253,9 +253,8 @@ class StepTransaction:
             except DATABASE_ERRORS as error:
                 raise LockRefused(error) from error
             if locked is None:
-                raise ClaimLost(
-                    self._claim.id, self._claim.fence, _current_fence(raw(connection), self._statements, self._claim)
-                )
+                current = _current_fence(raw(connection), self._statements, self._claim)
+                raise ClaimLost(self._claim.id, self._claim.fence, current, self._claim.what)
         except BaseException:
             _end(connection)
             raise

@@ -17,6 +17,7 @@ class Outcome(StrEnum):
     """What became of one hint."""
 
     SENT = "sent"
+    DONE = "done"
     NOTHING_TO_DO = "nothing to do"
     RETRY = "will be tried again"
     FAILED = "failed"

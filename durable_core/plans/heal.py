@@ -1,0 +1,39 @@
+"""What time alone decides about a plan: it has expired, or was interrupted. Written by a sweep, or as it is read."""
+
+from __future__ import annotations
+
+from durable_core.database.statements import beside
+from durable_core.database.transactions import (
+    RELEASE_SAVEPOINT,
+    ROLLBACK_TO_SAVEPOINT,
+    SAVEPOINT,
+    Steps,
+    is_infrastructure,
+)
+from durable_core.deliveries.keys import undone
+
+statements = beside(__file__)
+
+HEAL, EXPIRE = "heal", "expire"
+
+
+def healed(plan_id: str) -> Steps[None]:
+    """
+    Heal one plan in the caller's transaction, if nobody has its row: a lock says that its holder is alive.
+
+    Inside a savepoint, for a read must not end its caller's transaction where the database refuses.
+    """
+    yield SAVEPOINT, {}
+    try:
+        stale = yield statements.stale, {"id": plan_id, "limit": 1}
+        if stale:
+            yield statements.heal, {"ids": [row["id"] for row in stale], "move": HEAL}
+        overdue = yield statements.overdue, {"id": plan_id, "limit": 1}
+        if overdue:
+            yield statements.expire, {"ids": [row["id"] for row in overdue]}
+    except Exception as error:
+        yield from undone(error, ROLLBACK_TO_SAVEPOINT, RELEASE_SAVEPOINT)
+        if not is_infrastructure(error):
+            raise
+        return
+    yield RELEASE_SAVEPOINT, {}

@@ -1,0 +1,146 @@
+"""What beat drives for plans: hints of steps that wait, the end of those that were left alone, expiry, prune."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping
+
+import psycopg
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from durable_core import wakes
+from durable_core.claims.each import each
+from durable_core.database.connections import Database
+from durable_core.database.statements import Statement, beside
+from durable_core.database.transactions import Row, run
+from durable_core.plans.heal import HEAL
+from durable_core.plans.heal import statements as _healing
+
+log = logging.getLogger("durable.sweep")
+_statements = beside(__file__)
+
+DUE_LIMIT = 10_000
+HINT_LIMIT = 500
+HEAL_LIMIT = 500
+PRUNE_LIMIT = 500
+PRUNE_SECONDS = 10.0
+
+
+def due(connection: Connection) -> Mapping[str, int]:
+    """How many plans wait for a worker in each queue."""
+    return {row["queue"]: row["waiting"] for row in run(connection, _statements.due, limit=DUE_LIMIT)}
+
+
+def pick(connection: Connection, empty: Collection[str]) -> list[wakes.Hint]:
+    """
+    The hints of steps that wait and were not hinted lately, or whose queue is empty; marked as hinted now.
+
+    Each hint of a step that nobody takes doubles the time to the next, up to ten minutes; a claim begins anew.
+    """
+    rows = run(connection, _statements.unhinted, empty=list(empty), limit=HINT_LIMIT)
+
+    def mark(some: list[Row]) -> list[Row]:
+        run(connection, _statements.mark, ids=[row["id"] for row in some])
+        return some
+
+    marked = each(connection, rows, mark, "dispatch", lambda row, error: _hold(connection, row, error))
+    return [
+        wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], row["step"], first=False) for row in marked
+    ]
+
+
+def reap(database: Database, *, heartbeat_seconds: float = 8.0, limit: int = HEAL_LIMIT) -> int:
+    """
+    End the plans that were left alone: a step's owner fell silent, or nobody went on in time; how many moved.
+
+    Failed, interrupted; or executed, where all receipts are there. No step runs again. A plan whose row is locked is
+    alive, however old its lease.
+    """
+    with database.transaction() as connection:
+        stale = run(connection, _healing.stale, id=None, limit=limit)
+        return len(_healed(connection, stale, HEAL))
+
+
+def expire(database: Database, *, limit: int = HEAL_LIMIT) -> int:
+    """Expire the plans that nobody approved in time, and those that were approved and did not start; how many moved."""
+    with database.transaction() as connection:
+        overdue = run(connection, _healing.overdue, id=None, limit=limit)
+        return len(_moved(connection, overdue, _healing.expire, "expire"))
+
+
+def holding_pids(database: Database, owner: str) -> set[int]:
+    """The process ids of this owner that are inside a step."""
+    with database.autocommit() as connection:
+        return {row["pid"] for row in run(connection, _statements.holding_pids, owner=owner)}
+
+
+def give_back(database: Database, owner: str, pids: Collection[int], *, shutdown: bool = False) -> int:
+    """
+    End at once what dead processes of this owner held, as their parent asks; how many rows moved.
+
+    A plan whose step was killed has failed, interrupted. At a `shutdown` of the worker it goes on: the row is free, so
+    the step's transaction is rolled back, and another worker runs that step from the start. A row that is still locked
+    by the dead process's backend is left for the next call, or to its lease.
+    """
+    with database.transaction() as connection:
+        owned = run(connection, _statements.owned, owner=owner, pids=list(pids))
+        if shutdown:
+            return len(_moved(connection, owned, _statements.give_back, "reap"))
+        return len(_healed(connection, owned, "release"))
+
+
+def prune_all(database: Database, *, retention_seconds: float, seconds: float = PRUNE_SECONDS) -> int:
+    """Delete plans that ended longer ago than the retention, with receipts and history; how many went."""
+    until, gone = time.monotonic() + seconds, 0
+    since, refused = None, list[str]()
+    while time.monotonic() < until:
+        with database.transaction() as connection:
+            old = run(
+                connection, _statements.old, retention_seconds=retention_seconds, limit=PRUNE_LIMIT, since=since,
+                without=refused,
+            )  # fmt: skip
+
+            def delete(some: list[Row], connection: Connection = connection) -> list[Row]:
+                ids = [row["id"] for row in some]
+                run(connection, _statements.prune, ids=ids)
+                run(connection, _statements.prune_journal, ids=ids)
+                return some
+
+            def passed_over(row: Row, reason: str) -> None:
+                log.warning("row_not_pruned", extra={"row_id": row["id"], "error": reason})
+                refused.append(row["id"])
+
+            gone += len(each(connection, old, delete, "prune", passed_over))
+        if len(old) < PRUNE_LIMIT:
+            break
+        since = old[-1]["finished_at"]
+    return gone
+
+
+def _healed(connection: Connection, rows: list[Row], move: str) -> list[Row]:
+    return _moved(connection, rows, _healing.heal, "reap", move=move)
+
+
+def _moved(connection: Connection, rows: list[Row], how: Statement, sweep: str, **more: object) -> list[Row]:
+    """Move rows that are locked in this transaction. One that cannot be moved is held back."""
+
+    def move(some: list[Row]) -> list[Row]:
+        return run(connection, how, ids=[row["id"] for row in some], **more)
+
+    moved = each(connection, rows, move, sweep, lambda row, error: _hold(connection, row, error))
+    for row in moved:
+        log.warning("plan_left_alone", extra={"row_id": row["id"], "sweep": sweep, "move": how.name})
+    return moved
+
+
+def _hold(connection: Connection, row: Row, reason: str) -> None:
+    """Keep a row where it is and out of every sweep, with the reason, until an operator releases it."""
+    facts = {"row_id": row["id"], "error": reason}
+    log.error("row_held", extra=facts)
+    try:
+        with connection.begin_nested():
+            run(connection, _healing.hold, id=row["id"], fence=row["fence"], reason=reason)
+    except (DBAPIError, psycopg.Error):
+        log.error("row_not_held", extra=facts, exc_info=True)
