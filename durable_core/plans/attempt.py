@@ -39,7 +39,7 @@ from durable_core.deliveries.report import TRIES
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import ClaimLost, EffectEscaped, GiveUp, InvalidArguments, Retry, Snooze
 from durable_core.plans.declare import PlanStep, StepKind, reader_of
-from durable_core.plans.release import came_to, release
+from durable_core.plans.unsettled import came_to, release
 from durable_core.states import PlanState
 from durable_core.tracing import settling
 

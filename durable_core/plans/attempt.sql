@@ -1,4 +1,4 @@
--- One step of a plan, in the order of its life: take, keep, lock, settle; or `release`, beside this file.
+-- One step of a plan, in the order of its life: take, keep, lock, settle; or `release`, in `unsettled.sql`.
 
 -- name: take
 -- before: approved and its consent not over, or executing, unowned and to be continued; its next step is of this kind;
