@@ -115,7 +115,8 @@ def _look_for_its_row(worker: Worker, tx: Transaction, kind: StepKind[..., Any],
 
 def carry_out(worker: Worker, kind: StepKind[..., Any], claim: StepClaim) -> Attempted:
     """Run the step under a claim, and commit what came of it. See `perform`."""
-    log.debug("step_claimed", extra={"row_id": claim.id, "kind": claim.kind, "fence": claim.fence})
+    facts = {"row_id": claim.id, "kind": claim.kind, "fence": claim.fence, "step": claim.index}
+    log.debug("step_claimed", extra=facts)
     held = worker.heartbeat.hold(claim, _statements)
     try:
         try:

@@ -87,6 +87,7 @@ def configure(app: Celery) -> None:
         durable_lease_seconds=float(os.environ.get("SHOP_LEASE", LEASE)),
         durable_heartbeat_seconds=float(os.environ.get("SHOP_HEARTBEAT", HEARTBEAT)),
         durable_sweep_intervals={"dispatch": DISPATCH, "reap": REAP},
+        durable_shutdown_grace=float(os.environ.get("SHOP_GRACE", "25")),
         worker_prefetch_multiplier=1,
         worker_send_task_events=True,
         task_send_sent_event=True,

@@ -18,6 +18,11 @@ shop.configure(app)
 # What a test sets for one worker alone: '{"visibility_timeout": 5}'.
 app.conf.broker_transport_options.update(json.loads(os.environ.get("SHOP_TRANSPORT", "{}")))
 durable = install(app)
+if "SHOP_PLANS" in os.environ:
+    from tests.celery import plan_kinds
+
+    plan_kinds.PlanKinds()
+    plan_kinds.hold_at_claims()
 if "SHOP_POINTS" in os.environ:
     points.connect(shop.pause)
 if "SHOP_BUSY_PARENT" in os.environ:

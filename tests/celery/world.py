@@ -37,13 +37,15 @@ FINISHED = frozenset({"sent", "failed", "dead", "canceled", "expired"})
 @contextmanager
 def installed_here(app: Celery) -> Iterator[Durable]:
     """`install(app)` in this process, undone at the end: other tests of the process have none."""
-    carrier, listeners, schema = wakes.carrier(), list(kinds.deliveries._listeners), statements._schema
+    carrier, schema = wakes.carrier(), statements._schema
+    listeners = {registry: list(registry._listeners) for registry in kinds.CONTRACTS.values()}
     try:
         yield install(app)
     finally:
         statements._schema = schema
         wakes.use_carrier(carrier)
-        kinds.deliveries._listeners[:] = listeners
+        for registry, before in listeners.items():
+            registry._listeners[:] = before
 
 
 @dataclass(frozen=True)

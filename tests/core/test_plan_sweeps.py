@@ -1,5 +1,11 @@
 """What time, lost workers and lost messages do to plans, and what the sweeps and reads make of it."""
 
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
 import pytest
 from sqlalchemy import text
 
@@ -9,7 +15,9 @@ from durable_core.claims.heartbeat import Heartbeat
 from durable_core.deliveries import sweep as deliveries_sweep
 from durable_core.deliveries.worker import Outcome
 from durable_core.plans import attempt, sweep
+from tests.core import plan_process
 from tests.core.plan_shop import note
+from tests.faults.clocks import faketime, wrong_by
 from tests.relay import COMMIT
 
 MINUTE = 60.0
@@ -406,3 +414,49 @@ def test_a_connection_lost_inside_the_step_runs_it_again_whole(shop, worker, eng
     plan = shop.approved(shop.step(handler).planned())
     assert shop.run(worker, plan)[0].outcome is Outcome.DONE
     assert shop.effects(plan.id) == ["0:1"]
+
+
+# --- clocks ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def elsewhere(engine, environment):
+    """A process of this environment: what it says came of an act, and how wrong its clock is."""
+    url = engine.url.render_as_string(hide_password=False)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.core.plan_process", url], env={**os.environ, **environment},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+
+        def ask(*words):
+            process.stdin.write(" ".join(words) + "\n")
+            process.stdin.flush()
+            clock, _, came = process.stdout.readline().strip().partition(" ")
+            return came, int(clock) - time.time()
+
+        yield ask
+
+
+@pytest.mark.spec("plans", 23)
+@pytest.mark.skipif(faketime() is None, reason="no libfaketime on this platform")
+@pytest.mark.parametrize("wrong", [-600, 600])
+def test_a_process_whose_clock_is_ten_minutes_wrong_changes_no_expiry_and_no_interruption(shop, engine, clock, wrong):
+    kind = shop.step(name=plan_process.KIND)
+    run, silent = shop.approved(kind.planned(1), expires=300), shop.approved(kind.planned(2), expires=300)
+    pending = shop.propose(kind.planned(3), expires=300)
+    shop.claim(silent)
+    clock.advance(90)
+    with elsewhere(engine, wrong_by(wrong)) as ask:
+        came, error = ask("sweep")
+        assert came == "0 0", "nothing is over yet"
+        assert abs(error - wrong) < 60
+        assert ask("read", silent.id)[0] == "executing"
+        assert ask("perform", run.id)[0] == "done"
+        row = shop.raw(run.id)
+        assert abs((row.continue_until - row.claimed_at).total_seconds() - 300) < 5
+        clock.advance(40)
+        assert ask("sweep")[0] == "1 0"
+        assert shop.raw(silent.id).error_code == "INTERRUPTED"
+        clock.advance(180)
+        assert ask("sweep")[0] == "0 1"
+    assert shop.raw(pending.id).state == "expired"
