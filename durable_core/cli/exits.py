@@ -19,7 +19,11 @@ from durable_core.errors import (
     KeyTaken,
     NotFound,
     NotInstalled,
+    PlanExpired,
+    PlanRefused,
     RowBusy,
+    SelfApproval,
+    StalePlan,
 )
 
 OK = 0
@@ -86,6 +90,8 @@ def failure_of(error: Exception) -> Failure | None:
         case NotFound():
             return Failure(NOT_FOUND, error.reason, str(error))
         case IllegalMove() | RowBusy() | IdempotencyConflict() | KeyInFlight() | KeyTaken():
+            return Failure(CONFLICT, error.reason, str(error))
+        case StalePlan() | PlanExpired() | SelfApproval() | PlanRefused():
             return Failure(CONFLICT, error.reason, str(error))
         case InvalidOption() | NotInstalled():
             return Failure(USAGE, error.reason, str(error))

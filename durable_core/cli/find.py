@@ -43,9 +43,9 @@ class Ambiguous(CommandError):
 def nothing(text: str) -> NothingFound:
     return NothingFound(
         f"nothing is named {text[:200]!r}: no delivery by its id, the beginning of it, its key, its step.key or its "
-        "ordering key, and no schedule. It never existed or was pruned after its retention. If it is the id of a "
-        "Celery task: the first hint of a delivery has the delivery's own, later ones are not kept; the task's "
-        "kwargs in Flower hold the delivery's id."
+        "ordering key, no plan by its id, a step.key or its origin, and no schedule. It never existed or was pruned "
+        "after its retention. If it is the id of a Celery task: the first hint of a delivery has the delivery's own, "
+        "later ones are not kept; the task's kwargs in Flower hold the delivery's id."
     )
 
 
@@ -69,7 +69,8 @@ def one_delivery(tx: Connection, text: str) -> Delivery:
 
 def look_on(found: Found) -> str:
     """The command that shows more of it."""
-    return f"durable deliveries show {found.id}" if found.what == "delivery" else f"durable journal {found.id}"
+    show = {"delivery": "deliveries", "plan": "plans"}.get(found.what)
+    return f"durable journal {found.id}" if show is None else f"durable {show} show {found.id}"
 
 
 @click.command("find")
@@ -81,9 +82,9 @@ def find_(where: Where, text: str, as_json: bool) -> None:
     """
     What an id from a log, a mail or Flower names, and the command that shows more of it. Exit 4 when nothing.
 
-    The id of a delivery or its beginning (8 characters at least), a step.key, an idempotency key, an ordering key, the
-    id of a schedule. The Celery task of a delivery's first hint has the delivery's own id; of later hints it is not
-    kept.
+    The id of a delivery or a plan or its beginning (8 characters at least), a step.key, an idempotency key, an ordering
+    key, the origin of plans, the id of a schedule. The Celery task of a row's first hint has the row's own id; of later
+    hints it is not kept.
     """
     out = Output(as_json)
     with where.database() as (database, _), reading(database) as (connection, _):

@@ -29,6 +29,7 @@ from durable_core.cli.find import find_, why_
 from durable_core.cli.journal import journal
 from durable_core.cli.output import ANSWERED, Output, masked
 from durable_core.cli.pauses import pause, pauses, resume
+from durable_core.cli.plans import plans
 from durable_core.cli.probe import probe
 from durable_core.cli.queues import kinds, queues
 from durable_core.cli.report import report
@@ -129,7 +130,7 @@ def version(as_json: bool) -> None:
 
 
 for command in (
-    migrate, status, doctor, probe, deliveries, find_, why_, errors, queues, kinds, journal, cron, pause, resume,
+    migrate, status, doctor, probe, deliveries, plans, find_, why_, errors, queues, kinds, journal, cron, pause, resume,
     pauses, exporter, config, report, up, env, demo, version,
 ):  # fmt: skip
     main.add_command(command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,9 +19,7 @@ from durable_core.database.transactions import run
 from durable_core.deliveries import paused, read
 from durable_core.deliveries.paused import Pause
 from durable_core.deliveries.read import COUNT_LIMIT, EXPIRES_SOON_SECONDS, Expiries, QueueLine
-
-if TYPE_CHECKING:
-    pass
+from durable_core.plans import read as plans
 
 _statements = beside(__file__)
 
@@ -84,6 +82,7 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
         expiries = read.expiries(connection)
         stand = sweeps.standings(connection, durable.settings.sweeps() if durable else sweeps.SWEEPS)
         lapsed = run(connection, _statements.lapsed)[0]["seconds"]
+        proposed = plans.waiting(connection)
     lines = [_sweep(one) for one in stand]
     problems = _problems(queues, pauses, lines, now, lapsed, max_age)
     if as_json:
@@ -98,6 +97,7 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
                 "waiting": {reason: sum(getattr(line, reason) for line in queues) for reason in REASONS},
                 "pauses": pauses,
                 **ended,
+                "plans": proposed,
                 "expiring": expiries.expiring,
                 "expiring_within_seconds": EXPIRES_SOON_SECONDS,
                 "expired": expiries.expired,
@@ -107,7 +107,7 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
             }
         )
     else:
-        _print(out, queues, pauses, ended, expiries, lines, now)
+        _print(out, queues, pauses, ended, expiries, proposed, lines, now)
     if gate:
         for problem in problems:
             note(f"unhealthy: {problem}")
@@ -186,7 +186,7 @@ def counted(count: int) -> str:
 
 def _print(
     out: Output, queues: list[QueueLine], pauses: list[Pause], ended: dict[str, int], expiries: Expiries,
-    lines: list[SweepLine], now: datetime,
+    proposed: plans.Waiting, lines: list[SweepLine], now: datetime,
 ) -> None:  # fmt: skip
     if queues:
         out.table(
@@ -219,6 +219,12 @@ def _print(
         f"expiring within {span(EXPIRES_SOON_SECONDS)} {counted(expiries.expiring)}, "
         f"expired in the last {span(expiries.expired_within_seconds)} {counted(expiries.expired)}"
     )
+    if proposed.pending or proposed.executing:
+        oldest = proposed.oldest_pending_at
+        since = "" if oldest is None else f", the oldest for {span((now - oldest).total_seconds())}"
+        out.line(
+            f"plans that wait for a person {counted(proposed.pending)}{since}; executing {counted(proposed.executing)}"
+        )
     out.line()
     out.table(
         ("SWEEP", "BEGAN", "EVERY", "MOVED", "LATE", "ERROR"),

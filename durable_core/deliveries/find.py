@@ -25,7 +25,7 @@ class Found:
     """
     One row that a text names. `by` is what of it the text is: its id, its key, and so on.
 
-    `what` is `delivery` or `schedule`; a schedule has no state and no queue.
+    `what` is `delivery`, `plan` or `schedule`; a schedule has no state and no queue.
     """
 
     what: str
@@ -41,21 +41,24 @@ def find(tx: Transaction, text: str) -> list[Found]:
     Everything that this text names, at most MOST of each way of naming.
 
     An id, with or without dashes; the beginning of one; a `step.key`, which is `kind:id`; an idempotency key, of any
-    kind; an ordering key; the id of a schedule. The id of the Celery task that carried the first hint is the
-    delivery's own. The holes: later hints have task ids that nobody keeps, and by its ordering key a delivery is found
-    only while it waits or runs, or holds up its line.
+    kind; an ordering key; the origin of plans; the id of a schedule. The id of the Celery task that carried the first
+    hint is the row's own. The holes: later hints have task ids that nobody keeps, and by its ordering key a delivery is
+    found only while it waits or runs, or holds up its line.
     """
     text = text.strip()
     named = _id(text)
     found: list[Found] = []
     if named is not None:
         found += _rows(tx, _statements.by_id, "id", id=named)
+        found += _rows(tx, _statements.by_plan, "id", id=named)
         found += _rows(tx, _statements.by_schedule, "id", id=named)
     elif (beginning := text.lower().replace("-", "")) and _BEGINNING.match(beginning):
         found += _rows(
             tx, _statements.by_beginning, "beginning of an id", most=MOST,
             first=str(UUID(beginning.ljust(32, "0"))), last=str(UUID(beginning.ljust(32, "f"))),
         )  # fmt: skip
+    elif (before_colon := _id(text.rpartition(":")[0])) is not None:
+        found += _rows(tx, _statements.by_plan, "step.key", id=before_colon)
     elif (after_colon := _id(text.rpartition(":")[2])) is not None:
         found += [
             one
@@ -65,6 +68,7 @@ def find(tx: Transaction, text: str) -> list[Found]:
     # A trace id belongs here, once a row keeps the one of its caller.
     found += _rows(tx, _statements.by_key, "key", key=text, most=MOST)
     found += _rows(tx, _statements.by_ordering_key, "ordering key", key=text, most=MOST)
+    found += _rows(tx, _statements.by_origin, "origin", origin=text, most=MOST)
     return found
 
 

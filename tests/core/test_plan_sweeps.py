@@ -10,9 +10,11 @@ import pytest
 from sqlalchemy import text
 
 from durable_core import IllegalMove, kinds, plans, sweeps
+from durable_core.claims import claim as protocol
 from durable_core.claims.claim import Holder
 from durable_core.claims.heartbeat import Heartbeat
 from durable_core.deliveries import sweep as deliveries_sweep
+from durable_core.deliveries.stuck import cut_off
 from durable_core.deliveries.worker import Outcome
 from durable_core.plans import attempt, sweep
 from tests.core import plan_process
@@ -201,6 +203,27 @@ def test_after_an_outage_a_read_leaves_owners_the_time_to_beat(shop, engine, clo
     assert shop.get(plan.id).state == "executing"
     clock.advance(9)
     assert shop.get(plan.id).state == "failed"
+
+
+def test_who_keeps_a_plan_locked_past_its_deadline_and_a_grace_is_ended_and_the_plan_is_interrupted(
+    shop, database, clock
+):
+    plan, short = shop.approved(shop.step().planned(1)), shop.approved(shop.step(timeout=300).planned(1))
+    claims = shop.claim(plan), shop.claim(short)
+    with database.connect() as held, database.connect() as other:
+        assert protocol.lock(held, attempt._statements, claims[0]) is not None
+        clock.advance(329)
+        assert cut_off(database, grace_seconds=30.0) == 0
+        clock.advance(2)
+        assert protocol.lock(other, attempt._statements, claims[1]) is not None
+        other.rollback()
+        assert sweep.reap(database) == 1, "one is still locked"
+        assert shop.raw(plan.id).state == "executing"
+        assert cut_off(database, grace_seconds=30.0) == 1
+        held.invalidate()
+    assert sweep.reap(database) == 1
+    assert (shop.raw(plan.id).state, shop.raw(plan.id).error_code) == ("failed", "INTERRUPTED")
+    assert ("cut off", "executing", "executing") in shop.lines(plan.id)
 
 
 # --- dead children and shutdowns -------------------------------------------------------------------
