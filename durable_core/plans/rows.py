@@ -196,10 +196,11 @@ class Report:
     @property
     def text(self) -> str:
         """The report in plain language."""
-        return "\n".join([self._head, *(f"  {line}" for line in self.lines)])
+        return "\n".join([self.summary, *(f"  {line}" for line in self.lines)])
 
     @property
-    def _head(self) -> str:
+    def summary(self) -> str:
+        """Its first line, in which nothing of what steps were given or said."""
         done = sum(line.became is Became.DONE for line in self.lines)
         counted = f"{done} of {len(self.lines)} steps done"
         if self.state not in PLAN_TERMINAL:

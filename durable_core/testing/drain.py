@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Engine
 
+from durable_core import kinds
 from durable_core.database.connections import Database
 from durable_core.database.statements import beside
 from durable_core.database.transactions import run
@@ -21,6 +22,7 @@ from durable_core.deliveries.enqueue import enqueue_new
 from durable_core.deliveries.rows import New, Ref
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import GiveUp, Retry
+from durable_core.plans import attempt as plans
 from durable_core.testing.databases import MovableClock
 from durable_core.testing.deliveries import Made
 
@@ -40,9 +42,9 @@ def drain(
     """
     Carry out what is due, the most overdue first, and what that enqueues, until nothing is; what each attempt came to.
 
-    Committed rows only, one after the other, of the kinds declared in this process, in `queue` or in all. What a
-    handler raises is that row's outcome, and goes with its traceback to the log, which pytest shows beside a test
-    that failed. With `through` the movable clock goes on from due time to due time, so
+    Deliveries, and the steps of approved plans. Committed rows only, one after the other, of the kinds declared in this
+    process, in `queue` or in all. What a handler raises is that row's outcome, and goes with its traceback to the log,
+    which pytest shows beside a test that failed. With `through` the movable clock goes on from due time to due time, so
     retries happen as well; at the end it has moved by that much.
 
     No time limit ends a handler here, and rows that another connection has locked are passed over.
@@ -54,6 +56,8 @@ def drain(
         end = None if through is None else _now(database) + through
         while True:
             _all_due(worker, queue, limit, done)
+            while _a_step(worker, queue, limit, done):
+                _all_due(worker, queue, limit, done)
             if end is None:
                 return done
             left = (end - _now(database)).total_seconds()
@@ -135,6 +139,29 @@ def _all_due(worker: Worker, queue: str | None, limit: int, done: list[Attempted
         # Due and not to be had: locked by somebody else, paused, or not the first of its line. The other queues come
         # first, then that is all.
         taken = [] if attempted else [*taken, due_in]
+
+
+def _a_step(worker: Worker, queue: str | None, limit: int, done: list[Attempted]) -> bool:
+    """Carry out one step of a plan; whether there was one to be had."""
+    steps, passed_over = kinds.plan_steps, list[str]()
+    while True:
+        with worker.database.autocommit() as connection:
+            found = run(
+                connection, _statements.next_step, kinds=[name for kind in steps for name in kind.names], queue=queue,
+                passed_over=passed_over,
+            )  # fmt: skip
+        if not found:
+            return False
+        if len(done) >= limit:
+            raise AssertionError(f"drain stopped after {limit} attempts and a step of plan {found[0]['id']} is due")
+        attempted = plans.perform(worker, steps.get(found[0]["kind"]), found[0]["id"])
+        if attempted.outcome is not Outcome.NOTHING_TO_DO:
+            done.append(attempted)
+            if attempted.error_code is not None:
+                said = f"{attempted.outcome}: {attempted.error_code}: {attempted.error_message}"
+                log.warning("%s, step %d: %s", attempted.kind, attempted.attempt, said)
+            return True
+        passed_over.append(found[0]["id"])
 
 
 def _to_be_had(worker: Worker, queue: str) -> bool:

@@ -24,3 +24,16 @@ where d.state = 'pending'
   and (cast(:queue as text) is null or d.queue = :queue)
 order by d.due_at
 limit 1
+
+-- name: next_step
+-- The plan, of these kinds of steps and in this queue or any, that may go on longest already; past those passed over.
+select cast(p.id as text) as id, p.kind
+from durable.plans p
+where (p.state = 'approved' or (p.state = 'executing' and p.owner is null))
+  and p.held_reason is null
+  and case p.state when 'approved' then p.expires_at else p.continue_until end > (select durable.durable_now())
+  and p.kind = any (cast(:kinds as text[]))
+  and (cast(:queue as text) is null or p.queue = :queue)
+  and p.id <> all (cast(:passed_over as uuid[]))
+order by p.hint_at
+limit 1

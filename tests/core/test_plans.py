@@ -20,11 +20,14 @@ from durable_core import (
     StalePlan,
     Target,
     UnknownHandler,
+    deliveries,
     plans,
 )
+from durable_core.celery_binding.flower.look import look
 from durable_core.deliveries.worker import Outcome
 from durable_core.plans import attempt, sweep
 from durable_core.plans.rows import Became
+from durable_core.testing import drain
 from tests.core.plan_shop import note, rename
 
 MINUTE = 60
@@ -655,8 +658,6 @@ def test_a_hosts_commit_event_that_raises_takes_the_effect_and_the_plan_fails(sh
 
 @pytest.mark.parametrize("what", ["kind", "queue"])
 def test_what_is_paused_is_not_claimed_and_not_hinted(shop, worker, engine, database, what):
-    from durable_core import deliveries
-
     kind = shop.step(queue="careful")
     plan = shop.approved(kind.planned(1))
     name = kind.name if what == "kind" else "careful"
@@ -668,6 +669,47 @@ def test_what_is_paused_is_not_claimed_and_not_hinted(shop, worker, engine, data
     with engine.begin() as tx:
         deliveries.resume(tx, what, name, by="dana")
     assert shop.run(worker, plan)[0].outcome is Outcome.DONE
+
+
+# --- the test kit and Flower ---------------------------------------------------------------------------
+
+
+def test_drain_carries_out_plans_and_what_their_steps_enqueue(shop, engine, declare, row):
+    mail = declare()
+    made = []
+
+    def handler(step, n):
+        made.append(mail.enqueue(step.session, n).id)
+        return n
+
+    step = shop.step(handler)
+    plan, failing = shop.approved(step.planned(1), step.planned(2)), shop.approved(shop.step(boom).planned(1))
+    waiting = shop.propose(step.planned(3))
+    paused = shop.approved(shop.step(queue="paused").planned(1))
+    with engine.begin() as tx:
+        deliveries.pause(tx, "queue", "paused", by="dana", reason="test")
+    outcomes = sorted(done.outcome for done in drain(engine))
+    assert outcomes == ["done", "done", "failed", "sent", "sent"]
+    assert shop.get(plan.id).state == "executed"
+    assert {row(row_id).state for row_id in made} == {"sent"}
+    assert (shop.get(failing.id).state, shop.get(waiting.id).state) == ("failed", "pending")
+    assert shop.get(paused.id).state == "approved"
+    assert drain(engine) == []
+    plain = shop.step()
+    shop.approved(plain.planned(1), plain.planned(2))
+    with pytest.raises(AssertionError, match="a step of plan"):
+        drain(engine, queue="durable", limit=1)
+
+
+def test_flower_looks_at_a_plan_without_what_its_steps_said(shop, database, worker):
+    def handler(step):
+        raise GiveUp("the customer's name", code="NO_STOCK")
+
+    plan = shop.approved(shop.step(handler).planned())
+    shop.run(worker, plan)
+    seen = look(database, plan.id)
+    assert seen.summary == f"plan {plan.id} failed (NO_STOCK): 0 of 1 steps done"
+    assert "customer" in seen.text
 
 
 # --- compensation ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
@@ -18,6 +19,9 @@ from durable_core.database.looking import looking
 from durable_core.deliveries import read
 from durable_core.deliveries.read import Delivery
 from durable_core.deliveries.waiting import Wait, waits_of
+from durable_core.errors import NotFound
+from durable_core.plans import read as plans
+from durable_core.plans.rows import Report
 
 READ_SECONDS = 5.0
 """No statement runs longer: looking at a struggling database must not add to its load."""
@@ -45,9 +49,9 @@ class Seen:
     now: datetime
 
 
-def look(database: Database, row_id: str) -> Seen:
+def look(database: Database, row_id: str) -> Seen | Report:
     """
-    The row, what it waits for and its journal: three looks at an index, of any backlog.
+    The row, what it waits for and its journal: three looks at an index, of any backlog. Of a plan its report.
 
     On a connection of its own, made as the host's engine makes them: one that rested in a pool may have died, and
     behind a pooler statements prepared long ago may be mixed up. Raises NotFound, SchemaBehind or what the database
@@ -57,7 +61,12 @@ def look(database: Database, row_id: str) -> Seen:
     try:
         with looking(own, statement_seconds=READ_SECONDS, answer_seconds=READ_SECONDS, snapshot=True) as connection:
             migrations.check(connection)
-            row = read.get(connection, row_id)
+            try:
+                row = read.get(connection, row_id)
+            except NotFound:
+                with suppress(NotFound):
+                    return plans.report(connection, row_id)
+                raise
             return Seen(row, waits_of(connection, row), journal.read(connection, row.id), read.now(connection))
     finally:
         own.engine.dispose()

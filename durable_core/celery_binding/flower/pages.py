@@ -24,6 +24,7 @@ from durable_core.celery_binding.install import installed
 from durable_core.celery_binding.transport import SCHEMES
 from durable_core.deliveries.read import checked_id
 from durable_core.errors import DurableError, NotFound
+from durable_core.plans.rows import Report
 
 HERE = Path(__file__).parent
 
@@ -50,6 +51,11 @@ class DeliveryPage(BaseHandler):  # type: ignore[misc]  # Flower ships no types
             kind = type(getattr(error, "orig", None) or error).__name__
             self._say(503, f"the database did not answer ({kind}): try again, or ask `durable status`.", "NO_ANSWER")
         else:
+            if isinstance(seen, Report):
+                # Without what its steps said: that is payload.
+                more = f"{seen.summary}. `durable plans show {seen.id}` and `durable plans report {seen.id}` say more."
+                self._say(200, more, seen.state.value.upper())
+                return
             self._show(seen, payload)
 
     def _show(self, seen: Seen, payload: bool) -> None:
@@ -64,7 +70,7 @@ class DeliveryPage(BaseHandler):  # type: ignore[misc]  # Flower ships no types
         self.render(str(HERE / "notice.html"), sentence=sentence, reason=reason)
 
 
-def _seen(durable: Durable, row_id: str) -> tuple[Seen, bool]:
+def _seen(durable: Durable, row_id: str) -> tuple[Seen | Report, bool]:
     # The settings and the engine are the host's code, so they too are read on the thread of the look.
     return look(durable.database, row_id), durable.settings.flower_payload
 
