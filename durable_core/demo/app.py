@@ -6,11 +6,12 @@ from typing import Any
 
 from celery import signals
 
-from durable_core.demo import lifeline, logs, shop
+from durable_core.demo import lifeline, logs, plan, shop
 
 lifeline.hold()
 _place = shop.Place.of(os.environ)
 shop.declare(_place)
+plan.declare()
 app = shop.celery_app(_place)
 
 

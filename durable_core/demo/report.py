@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from durable_core.demo.plan import Played
 from durable_core.demo.tally import Tally
 
 EVERY = 5.0
@@ -48,10 +49,12 @@ class Outcome:
     seconds: float
     seed: int
     drained: bool
+    plan: Played | None = None
+    """None where the deliveries did not end: then it was not begun."""
 
     @property
     def kept(self) -> bool:
-        return self.drained and not self.tally.broken
+        return self.drained and not self.tally.broken and (self.plan is None or self.plan.broken is None)
 
     @property
     def verdict(self) -> str:
@@ -60,6 +63,8 @@ class Outcome:
         if broken:
             what = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in broken.items())
             return f"BROKEN: {what}. Repeat it with --seed {self.seed}."
+        if self.plan is not None and self.plan.broken is not None:
+            return f"BROKEN: {self.plan.broken}"
         if not self.drained:
             return f"NOT FINISHED in time, although nothing is lost. Repeat it with --seed {self.seed}."
         return (
@@ -76,6 +81,7 @@ class Outcome:
         figures: dict[str, Any] = {
             **self.tally.as_json(), **self.faults,
             "seconds": round(self.seconds, 1), "seed": self.seed, "kept": self.kept, "verdict": self.verdict,
+            "plan": None if self.plan is None else self.plan.says,
         }  # fmt: skip
         return json.dumps(figures)
 
@@ -91,6 +97,9 @@ class Outcome:
         for name in ("rolled_back", "duplicates", "kills", "freezes", "flushes"):
             table.add_row(name.replace("_", " "), str(self.faults[name]), "what was done")
         console.print(table)
+        for report in () if self.plan is None else (self.plan.failed, self.plan.compensated):
+            if report is not None:
+                console.print(report.text, markup=False, soft_wrap=True)
         for example in self.tally.examples:
             console.print(f"  {example}", style="red", markup=False)
         console.print(self.verdict, style="bold green" if self.kept else "bold red", markup=False, soft_wrap=True)

@@ -25,6 +25,7 @@ from durable_core import wakes
 from durable_core.celery_binding.publish import broker_queue
 from durable_core.database.environment import REDIS_VARIABLE
 from durable_core.demo import nemesis as faults
+from durable_core.demo import plan
 from durable_core.demo import shop as example
 from durable_core.demo.nemesis import Nemesis
 from durable_core.demo.processes import Process, Processes
@@ -143,6 +144,8 @@ def _with_servers(
             addresses = services.start()
             engine = stack.enter_context(_engine(addresses.database_url))
             example.prepare(engine)
+            with engine.begin() as connection:
+                plan.prepare(connection)
             broker = faults.Broker(addresses.redis_url, ours=not os.environ.get(REDIS_VARIABLE))
             broker.begin()
             stack.callback(broker.end)
@@ -238,6 +241,7 @@ class _Show:
             tell=self.shown.tell, stop=self.stop,
         )  # fmt: skip
         self.trouble: list[BaseException] = []
+        self.plan: plan.Played | None = None
         self.open = 0
 
     def run(self) -> Outcome:
@@ -263,6 +267,10 @@ class _Show:
                     thread.join(timeout=30.0)
             self._raise_trouble()
             seconds = time.monotonic() - began
+            if drained:
+                # After the faults: a plan whose worker is killed inside a step stops there, as it promises.
+                self.plan = plan.play(self.stage.engine)
+                self.shown.tell(f"a plan: {self.plan.says}")
             if not drained:
                 with self.stage.engine.connect() as connection:
                     self.shown.tell(f"not finished after {DRAINED_WITHIN:.0f} s more: {unfinished(connection)}")
@@ -282,7 +290,7 @@ class _Show:
             "orders": len(shop.placed), "rolled_back": len(shop.rolled_back), "duplicates": shop.duplicates,
             "kills": self.nemesis.kills, "freezes": self.nemesis.freezes, "flushes": self.nemesis.flushes,
         }  # fmt: skip
-        return Outcome(tally, done, seconds, self.seed, drained)
+        return Outcome(tally, done, seconds, self.seed, drained, self.plan)
 
     def _take_orders(self) -> None:
         """

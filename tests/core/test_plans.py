@@ -21,6 +21,7 @@ from durable_core import (
     Target,
     UnknownHandler,
     deliveries,
+    kinds,
     plans,
 )
 from durable_core.celery_binding.flower.look import look
@@ -539,6 +540,25 @@ def test_a_step_is_told_what_it_is(shop, worker):
     assert shop.get(plan.id).state == "executed"
 
 
+def test_a_hint_of_another_kind_than_the_next_step_takes_nothing(shop, worker):
+    """Each step may have workers of its own: who has the code of the second must not be given the first."""
+    first, second = shop.step(), shop.step()
+    plan = shop.approved(first.planned(1), second.planned(2))
+    assert attempt.perform(worker, second, plan.id).outcome is Outcome.NOTHING_TO_DO
+    assert attempt.perform(worker, first, plan.id).outcome is Outcome.DONE
+    assert attempt.perform(worker, first, plan.id).outcome is Outcome.NOTHING_TO_DO
+    assert attempt.perform(worker, second, plan.id).outcome is Outcome.DONE
+    assert shop.effects(plan.id) == ["0:1", "1:2"]
+
+
+def test_a_step_that_was_renamed_carries_out_plans_of_its_old_name(shop, worker):
+    plan = shop.approved(shop.step(name="plan.old").planned(1))
+    kinds.plan_steps.remove("plan.old")
+    renamed = shop.step(name="plan.new", formerly=("plan.old",))
+    assert attempt.perform(worker, renamed, plan.id).outcome is Outcome.DONE
+    assert shop.get(plan.id).receipts[0].kind == "plan.old"
+
+
 def test_what_a_step_enqueues_commits_with_it_or_not_at_all(shop, worker, kind, carrier):
     def handler(step, fails):
         kind.enqueue(step.session, 1)
@@ -556,8 +576,6 @@ def test_what_a_step_enqueues_commits_with_it_or_not_at_all(shop, worker, kind, 
 
 def test_arguments_that_no_longer_fit_the_code_fail_the_step(shop, worker):
     plan = shop.approved(shop.step(name="plan.moves_on").planned(1))
-    from durable_core import kinds
-
     kinds.plan_steps.remove("plan.moves_on")
 
     def other(step, words: str): ...
@@ -768,8 +786,6 @@ def test_where_nothing_makes_up_for_it_no_plan_is_proposed(shop, worker, engine)
     assert [line.step for line in made.not_compensated] == [1, 0]
     with pytest.raises(IllegalMove, match="no step done"), engine.begin() as tx:
         plans.compensate(tx, failed.id, by="assistant")
-    from durable_core import kinds
-
     kinds.plan_steps.remove(plain.name)
     with pytest.raises(UnknownHandler), engine.begin() as tx:
         plans.compensate(tx, plan.id, by="assistant")
@@ -816,6 +832,4 @@ def test_somebody_at_work_on_the_row_is_no_wait(shop, engine, other_engine):
 
 
 def shop_kind(plan):
-    from durable_core import kinds
-
     return kinds.plan_steps.get(plan.steps[0].kind)

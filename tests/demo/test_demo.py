@@ -89,6 +89,7 @@ def test_a_small_run_loses_nothing_and_says_so(directory: Path, seed: int) -> No
     assert figures["doubled_external_calls"] >= 0
     assert figures["rolled_back"] > 0
     assert figures["duplicates"] > 0
+    assert figures["plan"] == "2 of 4 steps done, the next failed, and what was done was made up for"
     assert 0 < figures["seconds"] < 240
     assert not directory.exists()
 

@@ -12,8 +12,11 @@ from sqlalchemy import Engine, text
 from durable_core.deliveries.attempt import Worker, perform
 from durable_core.demo import run as demo
 from durable_core.demo import shop as example
+from durable_core.demo.plan import Played
 from durable_core.demo.report import Outcome
 from durable_core.demo.tally import Call, Evidence, Tally, counted, json_lines
+from durable_core.plans.rows import Report
+from durable_core.states import PlanState
 from tests.sinks import Mailbox, Receiver, http_server, mail_server
 
 FAULTS = {"orders": 2, "kills": 1, "freezes": 1, "flushes": 1, "rolled_back": 0, "duplicates": 0}
@@ -45,6 +48,14 @@ def test_what_was_kept_exits_0() -> None:
     assert (tally.accepted, tally.sent, tally.broken) == (4, 4, {})
     assert demo.exit_code(outcome(tally)) == 0
     assert "Nothing was lost" in outcome(tally).verdict
+
+
+def test_a_plan_that_came_to_something_else_is_seen() -> None:
+    report = Report("p", PlanState.EXECUTED, None, None, False, ())
+    for broken, code in ((None, 0), ("the prices are wrong", 1)):
+        whole = Outcome(counted(kept()), FAULTS, 1.0, 1, True, Played(report, report, broken))
+        assert demo.exit_code(whole) == code
+        assert (whole.verdict == "BROKEN: the prices are wrong") is bool(code)
 
 
 def lose_a_row(e: Evidence) -> None:
