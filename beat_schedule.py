@@ -13,6 +13,8 @@ beat_schedule = {
     "durable-reap": {"task": "durable.reap", "schedule": 5.0, "options": CONTROL},
     # Writes the deliveries of the slots that are due: one row per slot, however many beats run.
     "durable-cron": {"task": "durable.cron", "schedule": 1.0, "options": CONTROL},
+    # Has running operations polled: each when its poll is due.
+    "durable-poll": {"task": "durable.poll", "schedule": 1.0, "options": CONTROL},
     # Ends waiting deliveries whose time to be useful is over.
     "durable-expire": {"task": "durable.expire", "schedule": 15.0, "options": CONTROL},
     # Deletes finished rows past their retention: once an hour, and offered more often, for beat counts from its start.

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from durable_core import deliveries, plans
+    from durable_core import deliveries, operations, plans
     from durable_core.deliveries.declare import AsyncStep, DeliveryKind, Step, delivery
     from durable_core.deliveries.enqueue import enqueue_by_name, enqueue_many
     from durable_core.deliveries.rows import Ref
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
         Issue,
         KeyInFlight,
         KeyTaken,
+        NotConfigured,
         NotFound,
+        OperationInFlight,
         PlanExpired,
         PlanRefused,
         Retry,
@@ -34,14 +36,18 @@ if TYPE_CHECKING:
         Snooze,
         StalePlan,
         StepTransactionOwned,
+        TargetsUnresolved,
         UnknownHandler,
         UnsupportedTransaction,
     )
+    from durable_core.operations.declare import OperationKind, OperationStep, operation
+    from durable_core.operations.start import OperationRef
+    from durable_core.operations.statuses import ExternalStatus, Issued, Poll
     from durable_core.plans.declare import PlanStep, StepKind, Target, plan_step, target_version
     from durable_core.plans.rows import Plan
     from durable_core.retry import Backoff
     from durable_core.secrets import Secret
-    from durable_core.states import DeliveryState, PlanState
+    from durable_core.states import DeliveryState, OperationState, PlanState
     from durable_core.wakes import wake
 
 __version__ = "0.1.0"
@@ -55,20 +61,29 @@ __all__ = [
     "DeliveryState",
     "DurableError",
     "EffectEscaped",
+    "ExternalStatus",
     "GiveUp",
     "IdempotencyConflict",
     "IllegalMove",
     "InvalidArguments",
     "InvalidOption",
     "Issue",
+    "Issued",
     "KeyInFlight",
     "KeyTaken",
+    "NotConfigured",
     "NotFound",
+    "OperationInFlight",
+    "OperationKind",
+    "OperationRef",
+    "OperationState",
+    "OperationStep",
     "Plan",
     "PlanExpired",
     "PlanRefused",
     "PlanState",
     "PlanStep",
+    "Poll",
     "Ref",
     "Retry",
     "RowBusy",
@@ -82,12 +97,15 @@ __all__ = [
     "StepKind",
     "StepTransactionOwned",
     "Target",
+    "TargetsUnresolved",
     "UnknownHandler",
     "UnsupportedTransaction",
     "deliveries",
     "delivery",
     "enqueue_by_name",
     "enqueue_many",
+    "operation",
+    "operations",
     "plan_step",
     "plans",
     "target_version",
@@ -119,9 +137,11 @@ _NAMES = {
         "Issue",
         "KeyInFlight",
         "KeyTaken",
+        "NotConfigured",
         "NotFound",
         "PlanExpired",
         "PlanRefused",
+        "OperationInFlight",
         "Retry",
         "RowBusy",
         "SchemaAhead",
@@ -130,6 +150,7 @@ _NAMES = {
         "Snooze",
         "StalePlan",
         "StepTransactionOwned",
+        "TargetsUnresolved",
         "UnknownHandler",
         "UnsupportedTransaction",
     ),
@@ -137,7 +158,18 @@ _NAMES = {
     "durable_core.plans.rows": ("Plan",),
     "durable_core.retry": ("Backoff",),
     "durable_core.secrets": ("Secret",),
-    "durable_core.states": ("DeliveryState", "PlanState"),
+    "durable_core.states": ("DeliveryState", "OperationState", "PlanState"),
+    "durable_core.operations.declare": (
+        "OperationKind",
+        "OperationStep",
+        "operation",
+    ),
+    "durable_core.operations.start": ("OperationRef",),
+    "durable_core.operations.statuses": (
+        "ExternalStatus",
+        "Issued",
+        "Poll",
+    ),
     "durable_core.wakes": ("wake",),
 }
 """Where each name comes from. Each is imported when it is first asked for: a container that asks every ten seconds

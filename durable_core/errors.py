@@ -88,19 +88,19 @@ class InvalidOption(DurableError):
 
 class IdempotencyConflict(DurableError):
     """
-    The key is taken by a delivery with other arguments; nothing was written.
+    The key is taken by a row with other arguments; nothing was written.
 
-    `row_id` is that delivery's; None when the key was given twice in one call.
+    `row_id` is that row's; None when the key was given twice in one call.
     """
 
     reason = "IDEMPOTENCY_CONFLICT"
 
-    def __init__(self, kind: str, key: str, row_id: str | None) -> None:
-        super().__init__(kind, key, row_id)
-        self.kind, self.key, self.row_id = kind, key, row_id
+    def __init__(self, kind: str, key: str, row_id: str | None, what: str = "delivery") -> None:
+        super().__init__(kind, key, row_id, what)
+        self.kind, self.key, self.row_id, self.what = kind, key, row_id, what
 
     def __str__(self) -> str:
-        taken = f"already names delivery {self.row_id}" if self.row_id else "is given twice in this call,"
+        taken = f"already names {self.what} {self.row_id}" if self.row_id else "is given twice in this call,"
         return (
             f"{self.kind}: key {self.key!r} {taken} with other arguments. "
             "Use another key for another intention. Nothing was written."
@@ -270,6 +270,57 @@ class SelfApproval(DurableError):
 
     def __str__(self) -> str:
         return f"plan {self.plan_id} was proposed by {self.by!r}: somebody else approves it. Nothing was written."
+
+
+class OperationInFlight(DurableError):
+    """
+    Another operation of this kind is queued or running, and the kind has one at a time; nothing was written.
+
+    `row_id` is that operation's; None where another transaction, still open, is starting it.
+    """
+
+    reason = "OPERATION_IN_FLIGHT"
+
+    def __init__(self, kind: str, row_id: str | None) -> None:
+        super().__init__(kind, row_id)
+        self.kind, self.row_id = kind, row_id
+
+    def __str__(self) -> str:
+        if self.row_id is None:
+            return (
+                f"{self.kind}: another transaction that is still open is starting one, and one is in flight at a time. "
+                "Try again once it has ended. Nothing was written."
+            )
+        return (
+            f"{self.kind}: operation {self.row_id} is in flight, and one is at a time. "
+            "Wait for its end, or cancel it. Nothing was written."
+        )
+
+
+class NotConfigured(DurableError):
+    """The operation's `configured` hook says that this process lacks what the call needs; nothing was written."""
+
+    reason = "NOT_CONFIGURED"
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return f"{self.kind}: it is not configured here, such as its credentials. Configure it. Nothing was written."
+
+
+class TargetsUnresolved(DurableError):
+    """The operation's `targets` hook cannot work out what to act on; nothing was written."""
+
+    reason = "TARGETS_UNRESOLVED"
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return f"{self.kind}: these arguments name nothing that it could act on. Correct them. Nothing was written."
 
 
 # --- stop: running user code alone meets these ---------------------------------------------------

@@ -27,6 +27,7 @@ from durable_core.database.transactions import (
 )
 from durable_core.deliveries import sweep as deliveries
 from durable_core.deliveries.stuck import cut_off
+from durable_core.operations import sweep as operations
 from durable_core.periodic import sweep as periodic
 from durable_core.plans import sweep as plans
 
@@ -93,6 +94,7 @@ class Sweep:
 
 
 DUE, LAPSED, OVERDUE = _statements.due, _statements.lapsed, _statements.overdue
+POLLS = _statements.polls
 """Each has a row where the sweep, dispatch or reap or expire, has something to do."""
 
 
@@ -110,8 +112,8 @@ class _Contract(Protocol):
     def give_back(self, database: Database, owner: str, pids: Collection[int], *, shutdown: bool) -> int: ...
 
 
-CONTRACTS: tuple[_Contract, ...] = (deliveries, plans)
-HINTED: tuple[deliveries.Hinting, ...] = (plans,)
+CONTRACTS: tuple[_Contract, ...] = (deliveries, plans, operations)
+HINTED: tuple[deliveries.Hinting, ...] = (plans, operations)
 """Those whose rows dispatch hints beside the deliveries."""
 
 
@@ -158,6 +160,12 @@ SWEEPS: tuple[Sweep, ...] = (
         "cron", 1.0, "slots of periodic kinds that are due",
         lambda database, bounds: periodic.fire(database),
         look=periodic.look,
+        rescues=True,
+    ),
+    Sweep(
+        "poll", 1.0, "polls of operations that are due",
+        lambda database, bounds: operations.poll(database),
+        look=lambda: (POLLS, {}),
         rescues=True,
     ),
     Sweep(

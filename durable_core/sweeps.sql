@@ -104,6 +104,10 @@ select where durable.a_plan_is_abandoned()
 union all
 select where durable.an_operation_is_abandoned()
 
+-- name: polls
+-- A row where an operation is due, to be issued or polled.
+select where durable.an_operation_is_due()
+
 -- name: overdue
 -- A row where the time of something to be useful is over.
 select where durable.one_is_overdue()

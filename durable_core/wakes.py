@@ -108,7 +108,7 @@ def wake() -> int:
         return 0
     hints = list(waiting)
     waiting.clear()
-    _offer(hints)
+    offer(hints)
     return len(hints)
 
 
@@ -131,7 +131,7 @@ def _session_committed(session: Session) -> None:
     joined = session.bind if isinstance(session.bind, Connection) else None
     if joined is not None and joined.in_transaction():
         return  # an outer transaction, still undecided, holds the rows: dispatch finds them
-    _offer(hints)
+    offer(hints)
 
 
 def _session_rolled_back(session: Session) -> None:
@@ -140,7 +140,8 @@ def _session_rolled_back(session: Session) -> None:
         session.info.get(_SESSION_KEY, deque()).clear()
 
 
-def _offer(hints: list[Hint]) -> None:
+def offer(hints: list[Hint]) -> None:
+    """Publish these hints soon, of rows that are committed. Never raises and never waits for the broker."""
     if _carrier is None:
         return
     try:

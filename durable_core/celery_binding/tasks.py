@@ -18,6 +18,7 @@ from durable_core.deliveries import attempt
 from durable_core.deliveries.read import checked_id
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import DefinitionError, NotFound
+from durable_core.operations import attempt as operations
 from durable_core.plans import attempt as plans
 from durable_core.sweeps import run_sweep
 
@@ -44,10 +45,12 @@ def is_ours(task: object) -> bool:
 
 
 def check_names(durable: Durable) -> None:
-    """Raises DefinitionError when a kind is named like a task of the host's."""
+    """Raises DefinitionError when a kind is named like a task of the host's, or an operation has no poll."""
     for kind in kinds.known():
         if not all(is_ours(durable.app.tasks.get(name)) for name in kind.names):
             raise DefinitionError(f"kind {kind.name!r} is named like an existing Celery task; rename one of them.")
+    for operation in kinds.operations:
+        operation.check()
 
 
 class CarriedOut(kinds.Kind, Protocol):
@@ -64,6 +67,7 @@ class CarriedOut(kinds.Kind, Protocol):
 PERFORM: dict[str, Callable[[Worker, Any, str], Attempted]] = {
     "delivery": attempt.perform,
     "plan": plans.perform,
+    "operation": operations.perform,
 }
 """How a hint is acted on, by the contract of its kind."""
 
@@ -134,14 +138,17 @@ def _told(attempted: Attempted) -> str:
     the row holds its due time already.
     """
     match attempted.outcome:
-        case Outcome.SENT | Outcome.DONE | Outcome.NOTHING_TO_DO | Outcome.CLAIM_LOST:
+        case (
+            Outcome.SENT | Outcome.DONE | Outcome.NOTHING_TO_DO | Outcome.CLAIM_LOST
+            | Outcome.ISSUED | Outcome.POLLED | Outcome.SUCCEEDED | Outcome.CANCELED
+        ):  # fmt: skip
             return attempted.outcome.value
         case Outcome.FAILED | Outcome.DEAD:
             # The code alone: an exception's text may hold what was in the arguments, and events go through the broker.
             raise DeliveryEnded(f"{attempted.outcome.value}: {attempted.error_code}")
         case Outcome.UNAVAILABLE:
             raise CeleryRetry(attempted.outcome.value)
-        case Outcome.SNOOZED:
+        case Outcome.SNOOZED | Outcome.PUT_OFF:
             # No success: its work is still to be done. No attempt is counted, so none is told either.
             raise _retried(f"{attempted.outcome.value}{_until(attempted)}", attempted)
         case Outcome.RETRY | Outcome.INTERRUPTED | Outcome.UNKNOWN | Outcome.WAITING:

@@ -24,6 +24,7 @@ from durable_core.database.transactions import said
 from durable_core.deliveries.attempt import wait_for_handler
 from durable_core.deliveries.read import checked_id
 from durable_core.errors import DurableError, NotFound
+from durable_core.operations import attempt as operations
 from durable_core.plans import attempt as plans
 from durable_core.sweeps import CONTROL_QUEUE
 
@@ -123,8 +124,9 @@ def connect(durable: Durable) -> None:
         try:
             row_id = message.payload[1].get("id")
             checked = checked_id(row_id)
-            if not wait_for_handler(durable.database, str(name), checked):
-                plans.wait_for_handler(durable.database, str(name), checked)
+            for wait in (wait_for_handler, plans.wait_for_handler, operations.wait_for_handler):
+                if wait(durable.database, str(name), checked):
+                    return
         except NotFound:
             return
         except Exception:

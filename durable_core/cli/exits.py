@@ -19,6 +19,7 @@ from durable_core.errors import (
     KeyTaken,
     NotFound,
     NotInstalled,
+    OperationInFlight,
     PlanExpired,
     PlanRefused,
     RowBusy,
@@ -89,7 +90,7 @@ def failure_of(error: Exception) -> Failure | None:
             return Failure(error.code, error.reason, str(error))
         case NotFound():
             return Failure(NOT_FOUND, error.reason, str(error))
-        case IllegalMove() | RowBusy() | IdempotencyConflict() | KeyInFlight() | KeyTaken():
+        case IllegalMove() | RowBusy() | IdempotencyConflict() | KeyInFlight() | KeyTaken() | OperationInFlight():
             return Failure(CONFLICT, error.reason, str(error))
         case StalePlan() | PlanExpired() | SelfApproval() | PlanRefused():
             return Failure(CONFLICT, error.reason, str(error))

@@ -26,6 +26,11 @@ class Outcome(StrEnum):
     INTERRUPTED = "interrupted"
     SNOOZED = "snoozed"
     WAITING = "waits for a handler that takes its arguments"
+    ISSUED = "issued"
+    POLLED = "still running"
+    SUCCEEDED = "succeeded"
+    CANCELED = "asked to cancel"
+    PUT_OFF = "nothing came of it, will be asked again"
     UNAVAILABLE = "no answer from the database, will be hinted again"
     UNKNOWN = "unknown, left to its lease"
 

@@ -44,6 +44,7 @@ def all_swept(swept: Callable[[str, float], None]) -> None:
     swept("dispatch", 0)
     swept("reap", 1)
     swept("cron", 0)
+    swept("poll", 0)
     swept("expire", 5)
     swept("prune", 60)
 
@@ -104,7 +105,7 @@ def test_a_check_fails_when_the_oldest_due_row_is_too_old(
 ) -> None:
     make(queue="mail")
     clock.advance(seconds=400)
-    for name in ("dispatch", "reap", "cron", "expire", "prune"):
+    for name in ("dispatch", "reap", "cron", "poll", "expire", "prune"):
         swept(name, 0)
 
     result = durable("status", "--check", "--json")
@@ -124,6 +125,7 @@ def test_a_late_sweep_is_shown_and_a_check_fails_once_it_is_missing(
     swept("dispatch", 0)
     swept("reap", seconds)
     swept("cron", 0)
+    swept("poll", 0)
     swept("expire", 5)
     swept("prune", 60)
     result = durable("status", "--check")
@@ -137,7 +139,7 @@ def test_a_check_fails_when_no_sweep_ever_began(durable: Run) -> None:
     assert result.exit_code == 6
     late = {line["name"] for line in value_of(result)["sweeps"] if line["late"]}
     # Beat first runs the hourly sweep an hour after its start: that is not late yet.
-    assert late == {"dispatch", "reap", "cron"}
+    assert late == {"dispatch", "reap", "cron", "poll"}
 
 
 def test_a_check_fails_when_the_last_run_of_a_sweep_ended_with_an_error(

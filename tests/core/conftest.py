@@ -9,6 +9,7 @@ from sqlalchemy import create_engine
 
 from durable_core import tracing
 from durable_core.database.connections import Database
+from tests.operations import declare_operation, look, operation_row, remote, reset, start  # noqa: F401  (fixtures)
 from tests.relay import Relay
 
 

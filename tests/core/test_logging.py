@@ -17,7 +17,10 @@ from durable_core.deliveries.attempt import perform
 from tests.core.log_events import events
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "logging.md").read_text(encoding="utf-8")
-BY_OUTCOME = {"delivery_retry_scheduled": "warning", "delivery_failed": "error", "delivery_dead": "error"}
+BY_OUTCOME = {
+    "delivery_retry_scheduled": "warning", "delivery_failed": "error", "delivery_dead": "error",
+    "operation_polled": "info", "operation_succeeded": "info",
+}  # fmt: skip
 """Those whose level is decided as they are logged."""
 RESERVED = set(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 

@@ -57,14 +57,14 @@ def test_while_a_beat_runs_no_worker_meddles(rescue, database, make, carrier):
 
 
 def test_a_sweep_is_late_after_three_of_its_intervals(database, engine, clock, carrier):
-    for name in ("reap", "dispatch", "cron"):
+    for name in ("reap", "dispatch", "cron", "poll"):
         run_sweep(database, named(name), Bounds())
     with engine.connect() as tx:
         assert late(tx) == []
         clock.advance(seconds=3.5)
-        assert [sweep.name for sweep in late(tx)] == ["dispatch", "cron"]
+        assert [sweep.name for sweep in late(tx)] == ["dispatch", "cron", "poll"]
         clock.advance(seconds=12)
-        assert sorted(sweep.name for sweep in late(tx)) == ["cron", "dispatch", "reap"], (
+        assert sorted(sweep.name for sweep in late(tx)) == ["cron", "dispatch", "poll", "reap"], (
             "prune rescues nobody and may wait"
         )
 

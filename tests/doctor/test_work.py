@@ -66,7 +66,7 @@ def test_sweeps_that_ran_just_now_are_well_and_say_where(app, swept):
 
 def test_sweeps_that_never_began_fail(app):
     findings = look(app, "sweeps").findings
-    assert [finding.observed.split()[0] for finding in findings] == ["dispatch", "reap", "cron"]
+    assert [finding.observed.split()[0] for finding in findings] == ["dispatch", "reap", "cron", "poll"]
     assert is_mendable(findings[0], Reason.SWEEP_LATE, Status.FAIL)
 
 

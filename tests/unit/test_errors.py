@@ -23,13 +23,16 @@ from durable_core.errors import (
     KeyInFlight,
     KeyTaken,
     NotATask,
+    NotConfigured,
     NotFound,
     NotInstalled,
+    OperationInFlight,
     Retry,
     RowBusy,
     SchemaAhead,
     SchemaBehind,
     StepTransactionOwned,
+    TargetsUnresolved,
     TooOldServer,
     UnknownHandler,
     UnsafePooler,
@@ -49,6 +52,7 @@ ALL = [
     StepTransactionOwned("commit"), EffectEscaped("0198"), SchemaBehind("durable", None, "0001"),
     SchemaBehind("durable", "0000", "0001"), SchemaAhead("durable", "9999", "0001"),
     TooOldServer("14.11"), UnsafePooler(),
+    OperationInFlight("k", "0198"), OperationInFlight("k", None), NotConfigured("k"), TargetsUnresolved("k"),
 ]  # fmt: skip
 
 

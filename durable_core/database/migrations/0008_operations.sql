@@ -24,6 +24,7 @@ create table durable.operations (
     polls             integer     not null default 0,
     polled_at         timestamptz,
     patience_until    timestamptz,
+    outage_at         timestamptz,
     start_before      timestamptz not null,
     fence             bigint      not null default 0 constraint fence_counts_up check (fence >= 0),
     settled_fence     bigint      not null default 0 constraint settled_fence_was_held check (settled_fence <= fence),
@@ -73,6 +74,8 @@ comment on column durable.operations.external_ids is
     'What the other side calls it, known once the call has answered; null while the outcome of the call is unknown.';
 comment on column durable.operations.patience_until is
     'Until when the other side may be silent; renewed by each good poll.';
+comment on column durable.operations.outage_at is
+    'When patience was renewed because our own polls had not been made; once, until the next good poll.';
 comment on column durable.operations.start_before is
     'One that is still queued by then fails, and frees its slot.';
 comment on column durable.operations.due_at is

@@ -1,0 +1,213 @@
+-- name: due
+-- How many rows wait for a worker in each queue, of the first so many.
+select w.queue, count(*) as rows
+from (
+    select o.queue
+    from durable.operations o
+    where (o.state = 'queued' or (o.state = 'running' and o.owner is null))
+      and o.held_reason is null
+      and o.due_at <= (select durable.durable_now())
+    limit :limit
+) as w
+group by w.queue
+
+-- name: unhinted
+-- before: due rows in this state that were not hinted lately, or whose queue is empty in the broker
+-- after:  locked, for `mark` in the same transaction; the longest unhinted first
+-- locks:  these rows, skipping what others hold
+with paused as materialized (
+    select p.what, p.name
+    from durable.pauses p
+    where p.ended_at is null and (p.until is null or p.until > (select durable.durable_now()))
+)
+select cast(o.id as text) as id, o.fence, o.state, o.kind, o.queue, o.priority
+from durable.operations o
+where (o.state = 'queued' or (o.state = 'running' and o.owner is null))
+  and o.state = :state
+  and o.held_reason is null
+  and o.due_at <= (select durable.durable_now())
+  and (o.hint_at <= (select durable.durable_now())
+      -- One that a worker is looking at has taken its hint out of the queue.
+      or (o.queue = any (cast(:empty as text[])) and (o.state = 'running' or coalesce(o.beat_at
+          <= (select durable.durable_now() - make_interval(secs => :precheck_seconds)), true))))
+  and (o.state = 'running'
+      or not exists (select from paused p where p.name = case p.what when 'queue' then o.queue else o.kind end))
+order by o.hint_at
+limit :limit
+for no key update skip locked
+
+-- name: mark
+-- before: locked by `unhinted` in this transaction
+-- after:  hinted now, and to be hinted again after a while that doubles each time; it decides nothing
+-- locks:  the rows, held already
+update durable.operations o
+set hint_at = clock.now + make_interval(secs => least(:longest_seconds, :hint_seconds * 2 ^ least(o.hints, 10))),
+    hints = least(o.hints + 1, 100)
+from (
+    select durable.durable_now() as now,
+        set_config('synchronous_commit',
+            case current_setting('synchronous_commit') when 'off' then 'off' else 'local' end, true) as unreplicated
+) as clock
+where o.id = any (cast(:ids as uuid[]))
+
+-- name: lapsed
+-- before: running, and the lease of its owner is over, or nobody has it and its patience is over
+-- after:  locked, for `take_back` in the same transaction to decide; the longest over first
+-- locks:  the rows, skipping those that are locked: while a row is locked its holder is alive
+with locked as materialized (
+    select o.id, o.fence, o.kind, o.owner, o.lease_expires_at, o.patience_until
+    from durable.operations o
+    where o.state = 'running'
+      and o.held_reason is null
+      and (o.lease_expires_at <= (select durable.durable_now())
+          or (o.owner is null and o.patience_until <= (select durable.durable_now())))
+    order by coalesce(o.lease_expires_at, o.patience_until)
+    limit :limit
+    for no key update skip locked
+)
+select cast(l.id as text) as id, l.fence, l.kind
+from locked l
+where case when l.owner is null then l.patience_until else l.lease_expires_at end <= durable.durable_now()
+
+-- name: holding_pids
+-- The processes of this owner that hold an operation.
+select distinct o.owner_pid as pid from durable.operations o where o.state = 'running' and o.owner = :owner
+
+-- name: owned
+-- before: running under this owner, in a process of it that has died
+-- after:  locked, for `take_back` in the same transaction, without waiting for the lease
+-- locks:  the rows, skipping those that are locked: the dead process's backend may not have noticed yet
+select cast(o.id as text) as id, o.fence, o.kind
+from durable.operations o
+where o.state = 'running' and o.held_reason is null and o.owner = :owner
+  and o.owner_pid = any (cast(:pids as integer[]))
+order by o.id
+for no key update skip locked
+
+-- name: take_back
+-- before: locked by `lapsed` or `owned` in this transaction
+-- after:  its call was under way (fence 1 and no ids): failed, outcome unknown, or to be looked for where the kind can;
+--         its poll was under way: due again, that claim alone released; nobody had it: failed, or its patience renewed
+--         once where our own polls were not made. The fence stays, so that a late report on a row that nobody took
+--         meanwhile still lands. Nothing here issues a call
+-- locks:  the rows, held already
+with clock as materialized (
+    select durable.durable_now() as now
+),
+verdict as materialized (
+    select o.id, clock.now, o.lease_expires_at as lease_before, o.owner_host || ':' || o.owner_pid as owner,
+        case
+            when o.owner is not null and o.external_ids is null and o.fence = 1
+                then case when o.finds then 'looked for' else 'unknown' end
+            when o.owner is not null then 'released'
+            when o.outage_at is null
+                and o.due_at <= clock.now - make_interval(secs => least(:outage_seconds, o.patience_seconds / 2))
+                then 'renewed'
+            when o.external_ids is null then 'unknown'
+            else 'silent'
+        end as came_to
+    from durable.operations o, clock
+    where o.id = any (cast(:ids as uuid[])) and o.state = 'running'
+),
+moved as (
+    update durable.operations o
+    set state = case when v.came_to in ('unknown', 'silent') then 'failed' else 'running' end,
+        finished_at = case when v.came_to in ('unknown', 'silent') then v.now end,
+        -- A claim that lapsed long ago leaves a poll that was due since: so a gap of our own shows.
+        due_at = case v.came_to when 'looked for' then v.now
+            when 'released' then least(v.now, v.lease_before) else o.due_at end,
+        hint_at = v.now,
+        hints = 0,
+        patience_until = case when v.came_to in ('looked for', 'renewed')
+            then v.now + make_interval(secs => o.patience_seconds) else o.patience_until end,
+        outage_at = case when v.came_to = 'renewed' then v.now else o.outage_at end,
+        error_code = case v.came_to when 'unknown' then 'OUTCOME_UNKNOWN' when 'silent' then 'PATIENCE_OVER' end,
+        error_message = case v.came_to
+            when 'unknown' then 'the worker was lost around the call, and nobody can tell what became of it'
+            when 'silent' then 'the other side was silent for too long' end,
+        owner = null,
+        lease_expires_at = null,
+        deadline_at = null
+    from verdict v
+    where o.id = v.id and o.state = 'running'
+    returning o.id, o.kind, o.state, o.fence, o.error_code, v.came_to, v.owner, v.lease_before
+),
+journalled as (
+    insert into durable.journal (row_id, contract, move, from_state, to_state, fence, owner, reason, lease_before)
+    select m.id, 'operation', case m.came_to when 'renewed' then 'outage' else cast(:move as text) end,
+        'running', m.state, m.fence, m.owner,
+        case m.came_to when 'renewed' then 'OUTAGE' else coalesce(m.error_code, cast(:code as text)) end, m.lease_before
+    from moved m
+)
+select cast(m.id as text) as id, m.kind, m.state, m.error_code, m.came_to from moved m
+
+-- name: hold
+-- before: in this state under this fence, and a sweep failed on it
+-- after:  it stays where it is, says why, and no sweep touches it until its owner reports or an operator releases it
+-- locks:  the row
+with held as (
+    update durable.operations o
+    set held_reason = :reason
+    where o.id = cast(:id as uuid) and o.fence = :fence and o.state in ('queued', 'running') and o.held_reason is null
+    returning o.id, o.state, o.fence
+)
+insert into durable.journal (row_id, contract, move, from_state, to_state, fence, reason)
+select h.id, 'operation', 'hold', h.state, h.state, h.fence, cast(:reason as text)
+from held h
+
+-- name: overdue
+-- before: queued, and nobody issued it in time
+-- after:  locked, for `expire` in the same transaction; the longest over first
+-- locks:  the rows, skipping what others hold
+select cast(o.id as text) as id, o.fence, o.kind
+from durable.operations o
+where o.state = 'queued'
+  and o.held_reason is null
+  and o.start_before <= (select durable.durable_now())
+order by o.start_before
+limit :limit
+for no key update skip locked
+
+-- name: expire
+-- before: locked by `overdue` in this transaction
+-- after:  failed, never issued, its slot free
+-- locks:  the rows, held already
+with expired as (
+    update durable.operations o
+    set state = 'failed',
+        finished_at = clock.now,
+        waiting_for = null,
+        error_code = 'NOT_STARTED',
+        error_message = 'no worker issued it in time'
+    from (select durable.durable_now() as now) as clock
+    where o.id = any (cast(:ids as uuid[])) and o.state = 'queued' and o.start_before <= clock.now
+    returning o.id, o.fence
+),
+journalled as (
+    insert into durable.journal (row_id, contract, move, from_state, to_state, fence, reason)
+    select e.id, 'operation', 'expire', 'queued', 'failed', e.fence, 'NOT_STARTED' from expired e
+)
+select cast(e.id as text) as id from expired e
+
+-- name: old
+-- before: ended longer ago than the retention
+-- after:  locked, for `prune` in the same transaction
+-- locks:  the rows, skipping what others hold
+select cast(o.id as text) as id, o.fence
+from durable.operations o
+where o.state in ('succeeded', 'failed', 'canceled')
+  and o.finished_at <= (select durable.durable_now() - make_interval(secs => :retention_seconds))
+  and o.id <> all (cast(:without as uuid[]))
+order by o.finished_at
+limit :limit
+for update skip locked
+
+-- name: prune
+-- before: locked by `old` in this transaction
+-- after:  gone; `prune_journal` takes their history in the same transaction
+-- locks:  the rows, held already
+delete from durable.operations o where o.id = any (cast(:ids as uuid[]))
+
+-- name: prune_journal
+-- before: their rows are gone
+delete from durable.journal j where j.row_id = any (cast(:ids as uuid[]))
