@@ -1,0 +1,296 @@
+"""Two connections at one operation, act by act in every order: each pair of the statements that guard it."""
+
+import itertools
+
+import pytest
+from sqlalchemy import text
+
+from durable_core import OperationInFlight, operations
+from durable_core.claims.claim import Holder
+from durable_core.database.transactions import run
+from durable_core.errors import RowBusy
+from durable_core.operations import attempt, operate, report, start, sweep
+from tests.races.interleaver import Patient, orders
+
+
+class Actor:
+    """One connection that does one thing to one row and commits; `won` is what came of it."""
+
+    def __init__(self, connection, kind, row_id):
+        self.connection, self.kind, self.row_id, self.won = connection, kind, row_id, None
+
+    def run(self, statement, **parameters):
+        return run(self.connection, statement, **parameters)
+
+    def act(self):
+        raise NotImplementedError
+
+    def do(self):
+        self.won = bool(self.act())
+
+    @property
+    def acts(self):
+        return [self.do, self.connection.commit]
+
+
+class Take(Actor):
+    def act(self):
+        return self.run(
+            attempt._statements.take, **Holder().parameters, id=self.row_id, kind=self.kind.name, finds=False,
+            timeout_seconds=300.0,
+        )  # fmt: skip
+
+
+class Refuse(Actor):
+    def act(self):
+        return self.run(attempt._statements.refuse, id=self.row_id, error_code="NO", error_message="no")
+
+
+class PutOff(Actor):
+    def act(self):
+        return self.run(
+            attempt._statements.put_off, id=self.row_id, delay_seconds=10.0, waiting_for=None, error_code="X",
+            error_message="x",
+        )  # fmt: skip
+
+
+class Expire(Actor):
+    """Of a row whose time to be issued is over."""
+
+    def act(self):
+        overdue = self.run(sweep._statements.overdue, limit=10)
+        return self.run(sweep._statements.expire, ids=[row["id"] for row in overdue])
+
+
+class Cancel(Actor):
+    def act(self):
+        rows = self.run(operate._statements.cancel, ids=[self.row_id], by="dana", reason="no")
+        return rows[0]["done"]
+
+
+class AskForPoll(Actor):
+    def act(self):
+        return self.run(operate._statements.poll, ids=[self.row_id], by="dana", reason="now")[0]["done"]
+
+
+class TakeAgain(Actor):
+    def act(self):
+        return self.run(
+            attempt._statements.take_again, **Holder().parameters, id=self.row_id, kind=self.kind.name,
+            timeout_seconds=300.0, outage_seconds=30.0,
+        )  # fmt: skip
+
+
+class TakeBack(Actor):
+    def act(self):
+        lapsed = self.run(sweep._statements.lapsed, limit=10)
+        ids = [row["id"] for row in lapsed]
+        return self.run(sweep._statements.take_back, ids=ids, move="reap", code="CLAIM_EXPIRED", outage_seconds=30.0)
+
+
+class Settle(Actor):
+    """The owner's report, of success."""
+
+    fence = 1
+    ids = '["op-1"]'
+    to_state = "succeeded"
+
+    def act(self):
+        return self.run(
+            report._statements.settle, id=self.row_id, fence=self.fence, lock_timeout="5s", to_state=self.to_state,
+            external_ids=self.ids, external_statuses=None, answered=True, renews=True, backs_off=False,
+            provider_seconds=0.0, longest_seconds=30.0, jitter=1.0, error_code=None, error_message=None, move="issued",
+        )  # fmt: skip
+
+
+class SettlePoll(Settle):
+    fence = 2
+    ids = None
+
+
+class SettleStillRunning(SettlePoll):
+    to_state = "running"
+
+
+class Keep(Actor):
+    """The owner's heartbeat: of a row that somebody else has it says so."""
+
+    def act(self):
+        (row,) = self.run(attempt._statements.keep, ids=[self.row_id], fences=[1], lease_seconds=30.0)
+        return row["kept"]
+
+
+class Hint(Actor):
+    def act(self):
+        for state in ("queued", "running"):
+            found = self.run(
+                sweep._statements.unhinted, state=state, empty=["durable"], limit=10, precheck_seconds=30.0
+            )  # fmt: skip
+            if found:
+                self.run(
+                    sweep._statements.mark, ids=[row["id"] for row in found], hint_seconds=10.0, longest_seconds=600.0
+                )
+                return True
+        return False
+
+
+class AskToCancel(Actor):
+    def act(self):
+        return self.run(
+            attempt._statements.lock_canceled, id=self.row_id, kind=self.kind.name
+        ) and self.run(attempt._statements.ask_to_cancel, id=self.row_id)  # fmt: skip
+
+
+STATES = {
+    "queued": [],
+    "late": ["start_before = durable.durable_now() - interval '1 s'"],
+    "issuing": [Take],
+    "issuing, lapsed": [Take, "lease_expires_at = durable.durable_now()"],
+    "running": [Take, "settle"],
+    "polling": [Take, "settle", TakeAgain],
+    "polling, lapsed": [Take, "settle", TakeAgain, "lease_expires_at = durable.durable_now()"],
+    "silent": [Take, "settle", "patience_until = durable.durable_now()"],
+    "canceled": [Take, "settle", Cancel],
+}
+
+
+@pytest.fixture
+def made(engine, reset, start):
+    """A row in one of the states above, made by the statements themselves."""
+
+    def make(state):
+        ref = start(reset)
+        for step in STATES[state]:
+            with engine.begin() as tx:
+                if step == "settle":
+                    run(
+                        tx, report._statements.settle, id=ref.id, fence=1, lock_timeout="5s", to_state="running",
+                        external_ids='["op-1"]', external_statuses=None, answered=False, renews=True, backs_off=False,
+                        provider_seconds=0.0, longest_seconds=30.0, jitter=1.0, error_code=None, error_message=None,
+                        move=None,
+                    )  # fmt: skip
+                    tx.execute(
+                        text("update durable.operations set due_at = durable.durable_now() where id = :id"),
+                        {"id": ref.id},
+                    )
+                elif isinstance(step, str):
+                    tx.execute(text(f"update durable.operations set {step} where id = :id"), {"id": ref.id})
+                else:
+                    actor = step(tx, reset, ref.id)
+                    actor.do()
+                    assert actor.won, (state, step)
+        return ref.id
+
+    return make
+
+
+# One of two wins, whatever the order: the first to lock the row, and where they may follow each other, both.
+ONE = "one"
+EITHER_OR_BOTH = "one or both"
+RACES = [
+    ("queued", Take, Take, ONE, {"running"}),
+    ("queued", Take, Refuse, ONE, {"running", "failed"}),
+    ("queued", Take, Cancel, EITHER_OR_BOTH, {"canceled", "running"}),
+    ("queued", Refuse, Cancel, ONE, {"failed", "canceled"}),
+    ("queued", Refuse, Refuse, ONE, {"failed"}),
+    ("queued", Take, PutOff, ONE, {"running", "queued"}),
+    ("queued", Take, Hint, EITHER_OR_BOTH, {"running", "queued"}),
+    ("queued", Cancel, Cancel, ONE, {"canceled"}),
+    ("late", Expire, Expire, ONE, {"failed"}),
+    ("late", Expire, Cancel, ONE, {"failed", "canceled"}),
+    ("late", Expire, Refuse, ONE, {"failed"}),
+    ("issuing", Settle, Settle, ONE, {"succeeded"}),
+    ("issuing", Settle, Cancel, ONE, {"succeeded", "canceled"}),
+    ("issuing", Keep, Cancel, EITHER_OR_BOTH, {"canceled", "running"}),
+    ("issuing", Keep, Settle, EITHER_OR_BOTH, {"succeeded"}),
+    ("issuing, lapsed", Settle, TakeBack, ONE, {"succeeded", "failed"}),
+    ("issuing, lapsed", Keep, TakeBack, ONE, {"running", "failed"}),
+    ("issuing, lapsed", TakeBack, TakeBack, ONE, {"failed"}),
+    ("issuing, lapsed", TakeBack, Cancel, ONE, {"failed", "canceled"}),
+    ("running", TakeAgain, TakeAgain, ONE, {"running"}),
+    ("running", TakeAgain, Cancel, EITHER_OR_BOTH, {"canceled", "running"}),
+    ("running", TakeAgain, AskForPoll, EITHER_OR_BOTH, {"running"}),
+    ("running", TakeAgain, Hint, EITHER_OR_BOTH, {"running"}),
+    ("running", Hint, Hint, EITHER_OR_BOTH, {"running"}),
+    ("polling", SettlePoll, Cancel, ONE, {"succeeded", "canceled"}),
+    ("polling", SettleStillRunning, SettlePoll, ONE, {"running", "succeeded"}),
+    ("polling", SettlePoll, AskForPoll, ONE, {"succeeded"}),
+    ("polling, lapsed", SettlePoll, TakeBack, EITHER_OR_BOTH, {"succeeded"}),
+    ("polling, lapsed", TakeAgain, TakeBack, EITHER_OR_BOTH, {"running"}),
+    ("silent", TakeBack, TakeAgain, ONE, {"failed"}),
+    ("silent", TakeBack, TakeBack, ONE, {"failed"}),
+    ("silent", TakeBack, Cancel, ONE, {"failed", "canceled"}),
+    ("canceled", AskToCancel, AskToCancel, ONE, {"canceled"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("state", "one", "two", "who", "ends"), RACES,
+    ids=[f"{state}: {one.__name__} and {two.__name__}" for state, one, two, _, _ in RACES],
+)  # fmt: skip
+def test_of_two_acts_at_once_each_is_whole_or_nothing(
+    engine, other_engine, reset, made, operation_row, lines, state, one, two, who, ends
+):
+    with Patient(engine, 2) as stage, engine.connect() as first, other_engine.connect() as second:
+        pids = [connection.scalar(text("select pg_backend_pid()")) for connection in (first, second)]
+        first.rollback()
+        second.rollback()
+        for order in orders(2, 2):
+            row_id = made(state)
+            before = operation_row(row_id)
+            a, b = one(first, reset, row_id), two(second, reset, row_id)
+            stage.play(order, (pids[0], a.acts), (pids[1], b.acts))
+            row = operation_row(row_id)
+            told = (order, a.won, b.won, row)
+            assert row.state in ends, told
+            assert a.won + b.won == 1 if who == ONE else a.won or b.won, told
+            assert before.fence <= row.fence <= before.fence + a.won + b.won, told
+            assert row.settled_fence <= row.fence, told
+            assert (row.finished_at is None) == (row.state in ("queued", "running")), told
+            journal = [line.move for line in lines(row_id)]
+            assert journal.count("take") <= 1, told
+            assert len([line for line in lines(row_id) if line.to_state in ("succeeded", "failed", "canceled")
+                        and line.from_state != line.to_state]) == (row.state not in ("queued", "running"))  # fmt: skip
+            if row.state in ("queued", "running"):
+                with engine.begin() as tx:
+                    operations.cancel(tx, row_id, by="test", reason="the next")
+
+
+class Start(Actor):
+    key = None
+
+    def act(self):
+        try:
+            return self.kind.options(key=self.key).start(self.connection, by="dana").created
+        except OperationInFlight:
+            return False
+
+
+class StartKeyed(Start):
+    key = "one"
+
+
+@pytest.mark.parametrize(("one", "two"), list(itertools.product([Start, StartKeyed], repeat=2)))
+def test_of_two_starts_at_once_one_comes_to_be(engine, other_engine, reset, operation_row, one, two):
+    assert start.KEY_WAIT == "50ms"
+    with Patient(engine, 2) as stage, engine.connect() as first, other_engine.connect() as second:
+        pids = [connection.scalar(text("select pg_backend_pid()")) for connection in (first, second)]
+        first.rollback()
+        second.rollback()
+        for number, order in enumerate(orders(2, 2)):
+            a, b = one(first, reset, None), two(second, reset, None)
+            a.key = b.key = None if one.key is None else f"{one.key}-{number}"
+            stage.play(order, (pids[0], a.acts), (pids[1], b.acts))
+            assert a.won + b.won == 1, order
+            with engine.begin() as tx:
+                (row,) = operations.page(tx, state="queued")
+                operations.cancel(tx, row.id, by="test", reason="the next")
+
+
+def test_an_act_on_a_row_that_is_being_written_does_not_wait(engine, other_engine, reset, made):
+    row_id = made("running")
+    with engine.connect() as first, other_engine.connect() as second:
+        first.execute(text("select from durable.operations where id = :id for update"), {"id": row_id})
+        with pytest.raises(RowBusy) as busy:
+            operations.cancel(second, row_id, by="dana", reason="no")
+        assert "operation" in str(busy.value)
