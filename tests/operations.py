@@ -41,6 +41,9 @@ class Provider:
     def events(self, event: str) -> list[dict[str, Any]]:
         return [one for one in self.ask("/log")["events"] if one["event"] == event]
 
+    def issued_under(self, key: str) -> int:
+        return len([one for one in self.events("issued") if one["key"] == key])
+
     @property
     def issued(self) -> int:
         return len(self.events("issued"))
@@ -60,8 +63,8 @@ class Provider:
 
     # what a kind does
 
-    def issue(self, key: str, parts: int = 1) -> Issued:
-        return Issued(self.ask("/operations", {"key": key, "parts": parts})["ids"])
+    def issue(self, key: str, parts: int = 1, seconds: float | None = None) -> Issued:
+        return Issued(self.ask("/operations", {"key": key, "parts": parts, "seconds": seconds})["ids"])
 
     def statuses(self, ids: list[str]) -> dict[str, str]:
         return {one: self.ask(f"/operations/{one}")["status"] for one in ids}

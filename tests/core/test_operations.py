@@ -267,6 +267,7 @@ def test_a_worker_lost_around_the_call_leaves_an_unknown_outcome_and_nobody_call
     assert look(kind, ref.id).outcome is Outcome.NOTHING_TO_DO, "its lease is not over"
     clock.advance(seconds=31)
     assert sweep.reap(database) == 1
+    assert operation_row(ref.id).state == ("running" if finds else "failed")
     look(kind, ref.id)
     row = operation_row(ref.id)
     assert (row.state, row.error_code) == ("failed", "OUTCOME_UNKNOWN")

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from sqlalchemy import text
 
-from durable_core import OperationInFlight, operations
+from durable_core import OperationInFlight, deliveries, operations
 from durable_core.claims.claim import Holder
 from durable_core.database.transactions import run
 from durable_core.errors import RowBusy
@@ -285,6 +285,20 @@ def test_of_two_starts_at_once_one_comes_to_be(engine, other_engine, reset, oper
             with engine.begin() as tx:
                 (row,) = operations.page(tx, state="queued")
                 operations.cancel(tx, row.id, by="test", reason="the next")
+
+
+def test_a_pause_that_comes_between_the_look_and_the_claim_holds_the_claim(engine, reset, made):
+    row_id = made("queued")
+    with engine.begin() as tx:
+        assert run(tx, attempt._statements.look, id=row_id, kind=reset.name)[0]["may_be_issued"]
+        deliveries.pause(tx, "queue", "durable", by="dana", reason="audit")
+    with engine.begin() as tx:
+        taking = Take(tx, reset, row_id)
+        taking.do()
+        assert not taking.won
+        deliveries.resume(tx, "queue", "durable", by="dana")
+        taking.do()
+        assert taking.won
 
 
 def test_an_act_on_a_row_that_is_being_written_does_not_wait(engine, other_engine, reset, made):
