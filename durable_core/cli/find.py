@@ -20,6 +20,7 @@ from durable_core.deliveries.find import MOST, Found, find
 from durable_core.deliveries.read import Delivery
 from durable_core.deliveries.waiting import Cause, waits_of
 from durable_core.deliveries.why import says, why
+from durable_core.operations import find as operations
 from durable_core.states import DeliveryState
 
 if TYPE_CHECKING:
@@ -40,10 +41,15 @@ class Ambiguous(CommandError):
     code = exits.USAGE
 
 
+def everything(tx: Connection, text: str) -> list[Found]:
+    """All that this text names, of whatever contract."""
+    return find(tx, text) + operations.find(tx, text)
+
+
 def nothing(text: str) -> NothingFound:
     return NothingFound(
         f"nothing is named {text[:200]!r}: no delivery by its id, the beginning of it, its key, its step.key or its "
-        "ordering key, no plan by its id, a step.key or its origin, and no schedule. It never existed or was pruned "
+        "ordering key, no operation by one of these, no plan by its id, a step.key or its origin, and no schedule. It never existed or was pruned "
         "after its retention. If it is the id of a Celery task: the first hint of a delivery has the delivery's own, "
         "later ones are not kept; the task's kwargs in Flower hold the delivery's id."
     )
@@ -51,7 +57,7 @@ def nothing(text: str) -> NothingFound:
 
 def one_row(tx: Connection, text: str) -> Found:
     """The one row that this text names. Raises NothingFound and Ambiguous."""
-    found = {one.id: one for one in reversed(find(tx, text))}
+    found = {one.id: one for one in reversed(everything(tx, text))}
     if not found:
         raise nothing(text)
     if len(found) > 1:
@@ -69,7 +75,7 @@ def one_delivery(tx: Connection, text: str) -> Delivery:
 
 def look_on(found: Found) -> str:
     """The command that shows more of it."""
-    show = {"delivery": "deliveries", "plan": "plans"}.get(found.what)
+    show = {"delivery": "deliveries", "plan": "plans", "operation": "operations"}.get(found.what)
     return f"durable journal {found.id}" if show is None else f"durable {show} show {found.id}"
 
 
@@ -82,13 +88,14 @@ def find_(where: Where, text: str, as_json: bool) -> None:
     """
     What an id from a log, a mail or Flower names, and the command that shows more of it. Exit 4 when nothing.
 
-    The id of a delivery or a plan or its beginning (8 characters at least), a step.key, an idempotency key, an ordering
-    key, the origin of plans, the id of a schedule. The Celery task of a row's first hint has the row's own id; of later
+    The id of a delivery, a plan or an operation, or its beginning (8 characters at least), a step.key, an idempotency
+    key, an ordering key, the origin of plans, the id of a schedule. The Celery task of a row's first hint has the row's
+    own id; of later
     hints it is not kept.
     """
     out = Output(as_json)
     with where.database() as (database, _), reading(database) as (connection, _):
-        found = find(connection, text)
+        found = everything(connection, text)
     if not found:
         raise nothing(text)
     if as_json:

@@ -27,6 +27,7 @@ from durable_core.cli.errors import errors
 from durable_core.cli.exporter import exporter
 from durable_core.cli.find import find_, why_
 from durable_core.cli.journal import journal
+from durable_core.cli.operations import operations
 from durable_core.cli.output import ANSWERED, Output, masked
 from durable_core.cli.pauses import pause, pauses, resume
 from durable_core.cli.plans import plans
@@ -130,7 +131,7 @@ def version(as_json: bool) -> None:
 
 
 for command in (
-    migrate, status, doctor, probe, deliveries, plans, find_, why_, errors, queues, kinds, journal, cron, pause, resume,
-    pauses, exporter, config, report, up, env, demo, version,
+    migrate, status, doctor, probe, deliveries, plans, operations, find_, why_, errors, queues, kinds, journal, cron,
+    pause, resume, pauses, exporter, config, report, up, env, demo, version,
 ):  # fmt: skip
     main.add_command(command)

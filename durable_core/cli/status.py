@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +19,8 @@ from durable_core.database.transactions import run
 from durable_core.deliveries import paused, read
 from durable_core.deliveries.paused import Pause
 from durable_core.deliveries.read import COUNT_LIMIT, EXPIRES_SOON_SECONDS, Expiries, QueueLine
+from durable_core.operations import read as operations
+from durable_core.operations.read import Live
 from durable_core.plans import read as plans
 
 _statements = beside(__file__)
@@ -81,10 +83,15 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
         ended = read.ended(connection)
         expiries = read.expiries(connection)
         stand = sweeps.standings(connection, durable.settings.sweeps() if durable else sweeps.SWEEPS)
+        live = operations.live(connection)
         lapsed = run(connection, _statements.lapsed)[0]["seconds"]
         proposed = plans.waiting(connection)
     lines = [_sweep(one) for one in stand]
     problems = _problems(queues, pauses, lines, now, lapsed, max_age)
+    if live.overdue:
+        problems.append(
+            f"{counted(live.overdue)} operations are overdue: `durable operations list` shows their patience"
+        )
     if as_json:
         out.answer(
             {
@@ -103,11 +110,12 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
                 "expired": expiries.expired,
                 "expired_within_seconds": expiries.expired_within_seconds,
                 "oldest_lapsed_lease_seconds": lapsed,
+                "operations": asdict(live),
                 "sweeps": lines,
             }
         )
     else:
-        _print(out, queues, pauses, ended, expiries, proposed, lines, now)
+        _print(out, queues, pauses, ended, expiries, proposed, live, lines, now)
     if gate:
         for problem in problems:
             note(f"unhealthy: {problem}")
@@ -186,7 +194,7 @@ def counted(count: int) -> str:
 
 def _print(
     out: Output, queues: list[QueueLine], pauses: list[Pause], ended: dict[str, int], expiries: Expiries,
-    proposed: plans.Waiting, lines: list[SweepLine], now: datetime,
+    proposed: plans.Waiting, live: Live, lines: list[SweepLine], now: datetime,
 ) -> None:  # fmt: skip
     if queues:
         out.table(
@@ -224,6 +232,11 @@ def _print(
         since = "" if oldest is None else f", the oldest for {span((now - oldest).total_seconds())}"
         out.line(
             f"plans that wait for a person {counted(proposed.pending)}{since}; executing {counted(proposed.executing)}"
+        )
+    if live.queued or live.running:
+        out.line(
+            f"operations: {counted(live.queued)} to be issued, {counted(live.running)} running, "
+            f"{counted(live.overdue)} overdue"
         )
     out.line()
     out.table(

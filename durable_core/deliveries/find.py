@@ -46,20 +46,20 @@ def find(tx: Transaction, text: str) -> list[Found]:
     found only while it waits or runs, or holds up its line.
     """
     text = text.strip()
-    named = _id(text)
+    row_id = named(text)
     found: list[Found] = []
-    if named is not None:
-        found += _rows(tx, _statements.by_id, "id", id=named)
-        found += _rows(tx, _statements.by_plan, "id", id=named)
-        found += _rows(tx, _statements.by_schedule, "id", id=named)
-    elif (beginning := text.lower().replace("-", "")) and _BEGINNING.match(beginning):
+    if row_id is not None:
+        found += _rows(tx, _statements.by_id, "id", id=row_id)
+        found += _rows(tx, _statements.by_plan, "id", id=row_id)
+        found += _rows(tx, _statements.by_schedule, "id", id=row_id)
+    elif (start := beginning(text)) is not None:
         found += _rows(
             tx, _statements.by_beginning, "beginning of an id", most=MOST,
-            first=str(UUID(beginning.ljust(32, "0"))), last=str(UUID(beginning.ljust(32, "f"))),
+            first=str(UUID(start.ljust(32, "0"))), last=str(UUID(start.ljust(32, "f"))),
         )  # fmt: skip
-    elif (before_colon := _id(text.rpartition(":")[0])) is not None:
+    elif (before_colon := named(text.rpartition(":")[0])) is not None:
         found += _rows(tx, _statements.by_plan, "step.key", id=before_colon)
-    elif (after_colon := _id(text.rpartition(":")[2])) is not None:
+    elif (after_colon := named(text.rpartition(":")[2])) is not None:
         found += [
             one
             for one in _rows(tx, _statements.by_id, "step.key", id=after_colon)
@@ -72,11 +72,18 @@ def find(tx: Transaction, text: str) -> list[Found]:
     return found
 
 
-def _id(text: str) -> str | None:
+def named(text: str) -> str | None:
+    """The id that this text is, in its one spelling."""
     try:
         return str(UUID(text)) if len(text) in (32, 36) else None
     except ValueError:
         return None
+
+
+def beginning(text: str) -> str | None:
+    """The beginning of an id that this text is, without dashes."""
+    text = text.lower().replace("-", "")
+    return text if _BEGINNING.match(text) else None
 
 
 def _rows(tx: Transaction, statement: Statement, by: str, **parameters: object) -> list[Found]:

@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 
 from durable_core.cli.main import main
 from durable_core.database.statements import DEFAULT_SCHEMA, use_schema
+from tests.operations import declare_operation, look, operation_row, remote, reset, start  # noqa: F401  (fixtures)
 
 # Compiled once, not in each of the many processes: importing from source takes seconds.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""

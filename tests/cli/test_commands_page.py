@@ -75,7 +75,13 @@ def night(engine: Engine, database: Database, declare: Callable[..., Any], worke
     perform(worker, mail, invoice.id)
     clock.advance(12)
     with engine.begin() as tx:
-        for name, seconds, moved in (("dispatch", 1, 2), ("reap", 3, 0), ("cron", 1, 0), ("expire", 9, 0)):
+        for name, seconds, moved in (
+            ("dispatch", 1, 2),
+            ("reap", 3, 0),
+            ("cron", 1, 0),
+            ("poll", 1, 0),
+            ("expire", 9, 0),
+        ):
             tx.execute(
                 text(
                     "insert into durable.loops (name, began_at, ended_at, moved) select :name, at, at, :moved from"
@@ -163,7 +169,7 @@ def test_every_option_of_a_command_that_looks_is_on_the_page() -> None:
 
 NAMES = {
     "status": "count_limit dead expired expired_within_seconds expiring expiring_within_seconds failed healthy now "
-    "oldest_lapsed_lease_seconds pauses plans problems queues schema sweeps waiting",
+    "oldest_lapsed_lease_seconds operations pauses plans problems queues schema sweeps waiting",
     "status > queues": "behind due held later oldest_due_age_seconds oldest_due_at paused processing queue retrying "
     "waiting_for_arguments waiting_for_handler",
     "status > pauses": "by name reason since until what",
