@@ -21,6 +21,9 @@ NOT_DUE_OR_NOT_OURS = {"docs/contracts/deliveries.md": ["invoice.send", "invoice
 TAKEN_BACK = {"docs/daily.md": ["invoice.print"]}
 """Pages that cancel a delivery."""
 
+STARTED = {"docs/howto/operations.md": ["operation branch.reset issued - -"]}
+"""Pages that start operations, and what came of each when a worker was hinted."""
+
 SHOWN = [pytest.param(page, id=page.name) for page in pages() if page.has_python]
 
 
@@ -40,6 +43,7 @@ def test_the_code_of_a_page_runs(page: Page, programs: Programs) -> None:
         return
     said = programs.run(str(CARRY_OUT), str(program))
     ended = [line.split()[1:] for line in said.splitlines() if line.startswith("delivery ")]
+    assert [line for line in said.splitlines() if line.startswith("operation ")] == STARTED.get(page.name, [])
     pending = sorted(kind for kind, state, *_ in ended if state == "pending")
     assert pending == NOT_DUE_OR_NOT_OURS.get(page.name, [])
     canceled = sorted(kind for kind, state, *_ in ended if state == "canceled")
