@@ -48,10 +48,10 @@ def everything(tx: Connection, text: str) -> list[Found]:
 
 def nothing(text: str) -> NothingFound:
     return NothingFound(
-        f"nothing is named {text[:200]!r}: no delivery by its id, the beginning of it, its key, its step.key or its "
-        "ordering key, no operation by one of these, no plan by its id, a step.key or its origin, and no schedule. It never existed or was pruned "
-        "after its retention. If it is the id of a Celery task: the first hint of a delivery has the delivery's own, "
-        "later ones are not kept; the task's kwargs in Flower hold the delivery's id."
+        f"nothing is named {text[:200]!r}: no delivery or operation by its id, the beginning of it, its key or its "
+        "step.key, no delivery by its ordering key, no plan by its id, a step.key or its origin, and no schedule. It "
+        "never existed or was pruned after its retention. If it is the id of a Celery task: the first hint of a row has "
+        "the row's own, later ones are not kept; the task's kwargs in Flower hold the row's id."
     )
 
 

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ from sqlalchemy import Engine
 
 from durable_core import kinds
 from durable_core.database.connections import Database
-from durable_core.database.statements import beside
+from durable_core.database.statements import Statement, beside
 from durable_core.database.transactions import run
 from durable_core.deliveries import read
 from durable_core.deliveries.attempt import claim_due, perform, perform_due
@@ -22,6 +23,7 @@ from durable_core.deliveries.enqueue import enqueue_new
 from durable_core.deliveries.rows import New, Ref
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import GiveUp, Retry
+from durable_core.operations import attempt as operations
 from durable_core.plans import attempt as plans
 from durable_core.testing.databases import MovableClock
 from durable_core.testing.deliveries import Made
@@ -42,10 +44,11 @@ def drain(
     """
     Carry out what is due, the most overdue first, and what that enqueues, until nothing is; what each attempt came to.
 
-    Deliveries, and the steps of approved plans. Committed rows only, one after the other, of the kinds declared in this
-    process, in `queue` or in all. What a handler raises is that row's outcome, and goes with its traceback to the log,
-    which pytest shows beside a test that failed. With `through` the movable clock goes on from due time to due time, so
-    retries happen as well; at the end it has moved by that much.
+    Deliveries; once none is due, the steps of approved plans; then what operations are to issue or to poll. Committed
+    rows only, one after the other, of the kinds declared in this process, in `queue` or in all. What a handler raises
+    is that row's outcome, and goes with its traceback to the log, which pytest shows beside a test that failed. With
+    `through` the movable clock goes on from due time to due time, so retries and later polls happen as well; at the end
+    it has moved by that much.
 
     No time limit ends a handler here, and rows that another connection has locked are passed over.
     Raises AssertionError when more is due after `limit` attempts: work that enqueues itself has no end.
@@ -56,8 +59,8 @@ def drain(
         end = None if through is None else _now(database) + through
         while True:
             _all_due(worker, queue, limit, done)
-            while _a_step(worker, queue, limit, done):
-                _all_due(worker, queue, limit, done)
+            if any(_another(worker, other, queue, limit, done) for other in _OTHERS):
+                continue
             if end is None:
                 return done
             left = (end - _now(database)).total_seconds()
@@ -141,25 +144,39 @@ def _all_due(worker: Worker, queue: str | None, limit: int, done: list[Attempted
         taken = [] if attempted else [*taken, due_in]
 
 
-def _a_step(worker: Worker, queue: str | None, limit: int, done: list[Attempted]) -> bool:
-    """Carry out one step of a plan; whether there was one to be had."""
-    steps, passed_over = kinds.plan_steps, list[str]()
+@dataclass(frozen=True)
+class _Other:
+    """A contract whose rows are carried out beside the deliveries."""
+
+    what: str
+    registry: kinds.Registry[Any]
+    next: Statement
+    perform: Callable[[Worker, Any, str], Attempted]
+
+
+_OTHERS = (
+    _Other("a step of plan", kinds.plan_steps, _statements.next_step, plans.perform),
+    _Other("operation", kinds.operations, _statements.next_operation, operations.perform),
+)
+
+
+def _another(worker: Worker, other: _Other, queue: str | None, limit: int, done: list[Attempted]) -> bool:
+    """Carry out what of this contract is due longest; whether there was one that nobody else had."""
+    passed_over: list[str] = []
+    names = [name for kind in other.registry for name in kind.names]
     while True:
         with worker.database.autocommit() as connection:
-            found = run(
-                connection, _statements.next_step, kinds=[name for kind in steps for name in kind.names], queue=queue,
-                passed_over=passed_over,
-            )  # fmt: skip
+            found = run(connection, other.next, kinds=names, queue=queue, passed_over=passed_over)
         if not found:
             return False
         if len(done) >= limit:
-            raise AssertionError(f"drain stopped after {limit} attempts and a step of plan {found[0]['id']} is due")
-        attempted = plans.perform(worker, steps.get(found[0]["kind"]), found[0]["id"])
+            raise AssertionError(f"drain stopped after {limit} attempts and {other.what} {found[0]['id']} is due")
+        attempted = other.perform(worker, other.registry.get(found[0]["kind"]), found[0]["id"])
         if attempted.outcome is not Outcome.NOTHING_TO_DO:
             done.append(attempted)
             if attempted.error_code is not None:
                 said = f"{attempted.outcome}: {attempted.error_code}: {attempted.error_message}"
-                log.warning("%s, step %d: %s", attempted.kind, attempted.attempt, said)
+                log.warning("%s, attempt %d: %s", attempted.kind, attempted.attempt, said)
             return True
         passed_over.append(found[0]["id"])
 
@@ -189,7 +206,10 @@ def _next_later(database: Database, queue: str | None) -> float | None:
     """Seconds until the next row that is not due yet."""
     with database.autocommit() as connection:
         found = run(connection, _statements.next_later, kinds=_names(), queue=queue)
-    return float(found[0]["seconds"]) if found else None
+        found += run(
+            connection, _statements.next_later_operation, kinds=[kind.name for kind in kinds.operations], queue=queue
+        )
+    return min((float(row["seconds"]) for row in found), default=None)
 
 
 def _row_id(database: Database, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -37,3 +37,28 @@ where (p.state = 'approved' or (p.state = 'executing' and p.owner is null))
   and p.id <> all (cast(:passed_over as uuid[]))
 order by p.hint_at
 limit 1
+
+-- name: next_operation
+-- The most overdue operation of these kinds that is to be issued or polled, past those that were found taken.
+select cast(o.id as text) as id, o.kind
+from durable.operations o
+where (o.state = 'queued' or (o.state = 'running' and o.owner is null))
+  and o.held_reason is null
+  and o.due_at <= (select durable.durable_now())
+  and o.kind = any (cast(:kinds as text[]))
+  and (cast(:queue as text) is null or o.queue = :queue)
+  and cast(o.id as text) <> all (cast(:passed_over as text[]))
+order by o.due_at, o.created_at
+limit 1
+
+-- name: next_later_operation
+-- In how many seconds the next such one that is not due yet will be.
+select extract(epoch from o.due_at - clock.now) as seconds
+from durable.operations o, (select durable.durable_now() as now) as clock
+where (o.state = 'queued' or (o.state = 'running' and o.owner is null))
+  and o.held_reason is null
+  and o.due_at > clock.now
+  and o.kind = any (cast(:kinds as text[]))
+  and (cast(:queue as text) is null or o.queue = :queue)
+order by o.due_at
+limit 1

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import text
@@ -19,9 +20,12 @@ from durable_core import (
     TargetsUnresolved,
     operations,
 )
+from durable_core.arguments import Signature
 from durable_core.deliveries.worker import Outcome
 from durable_core.errors import DefinitionError, InvalidArguments, InvalidOption
 from durable_core.operations import sweep
+from durable_core.operations.attempt import wait_for_handler
+from durable_core.testing import drain
 
 PATIENCE = 300.0
 
@@ -740,3 +744,45 @@ def test_issued_by_hand_is_checked():
     for wrong in ("text", [1], [""], ["a", "a"], ["x" * 501]):
         with pytest.raises(ValueError, match="Issued"):
             Issued(wrong)
+
+
+# --- in the tests of others ----------------------------------------------------------------------
+
+
+def test_drain_issues_and_polls_and_comes_to_later_polls_with_the_clock(engine, remote, reset, start, operation_row):
+    ref = start(reset)
+    assert [one.outcome for one in drain(engine)] == [Outcome.ISSUED]
+    assert drain(engine) == [], "its poll is not due"
+    remote.set("done")
+    assert [one.outcome for one in drain(engine, through=timedelta(seconds=10))] == [Outcome.SUCCEEDED]
+    assert operation_row(ref.id).state == "succeeded"
+    start(reset)
+    assert drain(engine, queue="another") == []
+
+
+def test_a_hint_of_a_kind_that_a_worker_does_not_know_is_remarked_and_the_claim_clears_it(
+    database, reset, start, look, operation_row
+):
+    ref = start(reset)
+    assert not wait_for_handler(database, "another.kind", ref.id)
+    assert wait_for_handler(database, reset.name, ref.id)
+    assert operation_row(ref.id).waiting_for == "handler"
+    look(reset, ref.id)
+    assert operation_row(ref.id).waiting_for is None
+    look(reset, ref.id, after=3)
+
+
+def test_arguments_that_do_not_fit_the_code_wait_for_other_code(engine, remote, reset, start, look, operation_row):
+    ref = start(reset, "preview", parts=2)
+
+    def without(step, branch="preview"):
+        raise AssertionError("it is not called")
+
+    signature, handler = reset.signature, reset.handler
+    reset.handler, reset.signature = without, Signature(reset.name, without)
+    assert look(reset, ref.id).outcome is Outcome.PUT_OFF
+    row = operation_row(ref.id)
+    assert (row.state, row.waiting_for, row.error_code) == ("queued", "arguments", "INVALID_ARGUMENTS")
+    reset.handler, reset.signature = handler, signature
+    assert look(reset, ref.id, after=61).outcome is Outcome.ISSUED
+    assert operation_row(ref.id).waiting_for is None
