@@ -50,8 +50,8 @@ def nothing(text: str) -> NothingFound:
     return NothingFound(
         f"nothing is named {text[:200]!r}: no delivery or operation by its id, the beginning of it, its key or its "
         "step.key, no delivery by its ordering key, no plan by its id, a step.key or its origin, and no schedule. It "
-        "never existed or was pruned after its retention. If it is the id of a Celery task: the first hint of a row has "
-        "the row's own, later ones are not kept; the task's kwargs in Flower hold the row's id."
+        "never existed or was pruned after its retention. If it is the id of a Celery task: the first hint of a row "
+        "has the row's own, later ones are not kept; the task's kwargs in Flower hold the row's id."
     )
 
 

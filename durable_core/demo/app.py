@@ -6,12 +6,13 @@ from typing import Any
 
 from celery import signals
 
-from durable_core.demo import lifeline, logs, plan, shop
+from durable_core.demo import lifeline, logs, plan, shop, supplier
 
 lifeline.hold()
 _place = shop.Place.of(os.environ)
 shop.declare(_place)
 plan.declare()
+supplier.declare(_place.supplier_port, shop.WEBHOOK_QUEUE)
 app = shop.celery_app(_place)
 
 

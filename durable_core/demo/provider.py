@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from durable_core.demo import lifeline
+
 
 class Book:
     """What was issued, set and asked, one JSON line each; it is read anew at the start."""
@@ -116,6 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def main(arguments: list[str]) -> None:
+    lifeline.hold()
     path, port = arguments
     Server(Path(path), int(port)).serve_forever()
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from durable_core.demo.plan import Played
+from durable_core.demo.supplier import Restocked
 from durable_core.demo.tally import Tally
 
 EVERY = 5.0
@@ -51,10 +52,15 @@ class Outcome:
     drained: bool
     plan: Played | None = None
     """None where the deliveries did not end: then it was not begun."""
+    restocked: Restocked | None = None
 
     @property
     def kept(self) -> bool:
-        return self.drained and not self.tally.broken and (self.plan is None or self.plan.broken is None)
+        return (
+            self.drained and not self.tally.broken
+            and (self.plan is None or self.plan.broken is None)
+            and (self.restocked is None or self.restocked.kept)
+        )  # fmt: skip
 
     @property
     def verdict(self) -> str:
@@ -65,6 +71,11 @@ class Outcome:
             return f"BROKEN: {what}. Repeat it with --seed {self.seed}."
         if self.plan is not None and self.plan.broken is not None:
             return f"BROKEN: {self.plan.broken}"
+        if self.restocked is not None and not self.restocked.kept:
+            return (
+                f"BROKEN: the operation was issued {self.restocked.issued} times and ended {self.restocked.state}. "
+                f"Repeat it with --seed {self.seed}."
+            )
         if not self.drained:
             return f"NOT FINISHED in time, although nothing is lost. Repeat it with --seed {self.seed}."
         return (
@@ -80,6 +91,7 @@ class Outcome:
     def as_json(self) -> str:
         figures: dict[str, Any] = {
             **self.tally.as_json(), **self.faults,
+            "operation": None if self.restocked is None else self.restocked.as_json(),
             "seconds": round(self.seconds, 1), "seed": self.seed, "kept": self.kept, "verdict": self.verdict,
             "plan": None if self.plan is None else self.plan.says,
         }  # fmt: skip
@@ -96,6 +108,10 @@ class Outcome:
             table.add_row(says, str(count), source, style="bold red" if alarming else None)
         for name in ("rolled_back", "duplicates", "kills", "freezes", "flushes"):
             table.add_row(name.replace("_", " "), str(self.faults[name]), "what was done")
+        if (restocked := self.restocked) is not None:
+            ended = restocked.error_code or restocked.state
+            table.add_row("the operation, through its supplier's death", ended, "row")
+            table.add_row("times that the supplier was told to begin it", str(restocked.issued), "the supplier's book")
         console.print(table)
         for report in () if self.plan is None else (self.plan.failed, self.plan.compensated):
             if report is not None:

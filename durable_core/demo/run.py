@@ -31,6 +31,7 @@ from durable_core.demo.nemesis import Nemesis
 from durable_core.demo.processes import Process, Processes
 from durable_core.demo.report import Outcome, Shown
 from durable_core.demo.shop import Place, Shop
+from durable_core.demo.supplier import Restocked, Supplier, declared, restocked
 from durable_core.demo.tally import Evidence, counted, progress, unfinished
 from durable_core.errors import DurableError
 from durable_core.local.services import Services
@@ -171,11 +172,14 @@ class _Stage:
         self.processes = Processes(self.logs)
         try:
             ports = [self._sink(which) for which in ("mail", "web")]
-            self.place = Place(*self._urls, mail_port=ports[0], web_port=ports[1])
+            self.supplier = Supplier(self.processes, self.logs)
+            self.supplier.start()
+            self.place = Place(*self._urls, mail_port=ports[0], web_port=ports[1], supplier_port=self.supplier.port)
             self.workers = [self.start_worker() for _ in range(WORKERS)]
             self.control = self._celery("control", "worker", "-P", "solo", "-Q", CONTROL_QUEUE, "-n", "control@demo")
             self.beat = self._celery("beat", "beat", "-s", str(self.logs / "beat-schedule"), "--pidfile=")
             kinds = example.declared(self.place)
+            self.restock = declared(self.supplier.port, example.WEBHOOK_QUEUE)
             example.celery_app(self.place, self.engine)
             self.shop = Shop(self.engine, kinds)
         except BaseException:
@@ -243,10 +247,11 @@ class _Show:
         self.trouble: list[BaseException] = []
         self.plan: plan.Played | None = None
         self.open = 0
+        self.restocked: Restocked | None = None
 
     def run(self) -> Outcome:
         began = time.monotonic()
-        threads = [self._thread(self._take_orders), self._thread(self.nemesis.run)]
+        threads = [self._thread(act) for act in (self._take_orders, self.nemesis.run, self._restock)]
         drained, until = False, float("inf")
         with self.shown:
             try:
@@ -290,7 +295,12 @@ class _Show:
             "orders": len(shop.placed), "rolled_back": len(shop.rolled_back), "duplicates": shop.duplicates,
             "kills": self.nemesis.kills, "freezes": self.nemesis.freezes, "flushes": self.nemesis.flushes,
         }  # fmt: skip
-        return Outcome(tally, done, seconds, self.seed, drained, self.plan)
+        return Outcome(tally, done, seconds, self.seed, drained, self.plan, self.restocked)
+
+    def _restock(self) -> None:
+        """One operation beside the orders, through the death of its supplier."""
+        stage = self.stage
+        self.restocked = restocked(stage.engine, stage.restock, stage.supplier, self.shown.tell, self.stop)
 
     def _take_orders(self) -> None:
         """

@@ -16,6 +16,7 @@ from durable_core.database.migrate import migrate
 from durable_core.database.statements import beside, current_schema
 from durable_core.database.transactions import run
 from durable_core.deliveries.declare import DeliveryKind, Step, delivery
+from durable_core.demo import supplier
 from durable_core.errors import DurableError
 from durable_core.ready import email, webhook
 from durable_core.ready.email import Smtp
@@ -56,6 +57,7 @@ class Place:
     redis_url: str = field(repr=False)
     mail_port: int
     web_port: int
+    supplier_port: int = 0
 
     def environment(self) -> dict[str, str]:
         return {
@@ -63,6 +65,7 @@ class Place:
             REDIS_VARIABLE: self.redis_url,
             "DURABLE_DEMO_MAIL_PORT": str(self.mail_port),
             "DURABLE_DEMO_WEB_PORT": str(self.web_port),
+            "DURABLE_DEMO_SUPPLIER_PORT": str(self.supplier_port),
         }
 
     @staticmethod
@@ -72,6 +75,7 @@ class Place:
             redis_url=environment[REDIS_VARIABLE],
             mail_port=int(environment["DURABLE_DEMO_MAIL_PORT"]),
             web_port=int(environment["DURABLE_DEMO_WEB_PORT"]),
+            supplier_port=int(environment["DURABLE_DEMO_SUPPLIER_PORT"]),
         )
 
 
@@ -109,9 +113,10 @@ def declared(place: Place) -> Kinds:
 
 
 def forget() -> None:
-    """Undeclare the two kinds; for tests."""
+    """Undeclare the kinds; for tests."""
     for name in (EMAIL, WEBHOOK):
         kinds.deliveries.remove(name)
+    kinds.operations.remove(supplier.RESTOCK)
 
 
 def _effect(session: Session, step: Step, channel: str, order: int) -> None:

@@ -87,6 +87,10 @@ def test_a_small_run_loses_nothing_and_says_so(directory: Path, seed: int) -> No
     assert figures["rescued"] >= 2, "a kill and a freeze each take a worker from a delivery"
     assert figures["refused_stale_writes"] >= 1, "the frozen owner came back with a write"
     assert figures["doubled_external_calls"] >= 0
+    operation = figures["operation"]
+    assert operation["kept"], operation
+    # Where a worker died around the call itself, nobody could tell its ids.
+    assert operation["supplier_killed"] or operation["error_code"], "it was polled through the death of its supplier"
     assert figures["rolled_back"] > 0
     assert figures["duplicates"] > 0
     assert figures["plan"] == "2 of 4 steps done, the next failed, and what was done was made up for"

@@ -14,6 +14,7 @@ from durable_core.demo import run as demo
 from durable_core.demo import shop as example
 from durable_core.demo.plan import Played
 from durable_core.demo.report import Outcome
+from durable_core.demo.supplier import Restocked
 from durable_core.demo.tally import Call, Evidence, Tally, counted, json_lines
 from durable_core.plans.rows import Report
 from durable_core.states import PlanState
@@ -256,3 +257,18 @@ def test_a_database_in_use_is_left_alone(engine: Engine, make: Callable[..., Any
             text("select count(*) from durable.deliveries where id = :id"), {"id": made.id}
         ).scalar()
         assert connection.execute(text("select to_regclass('shop.orders')")).scalar() is None
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "issued", "kept"),
+    [
+        ("succeeded", None, 1, True), ("failed", "OUTCOME_UNKNOWN", 0, True), ("failed", "OUTCOME_UNKNOWN", 1, True),
+        ("succeeded", None, 2, False), ("failed", "OUTCOME_UNKNOWN", 2, False), ("failed", "PATIENCE_OVER", 1, False),
+        ("running", None, 1, False),
+    ],
+)  # fmt: skip
+def test_an_operation_is_kept_that_was_issued_once_at_most_and_says_what_it_knows(state, code, issued, kept):
+    restocked = Restocked(state, code, issued, polled=3, supplier_killed=True)
+    found = Outcome(Tally(), FAULTS, 1.0, 1, drained=True, restocked=restocked)
+    assert (restocked.kept, found.kept, json.loads(found.as_json())["operation"]["kept"]) == (kept, kept, kept)
+    assert ("BROKEN: the operation" in found.verdict) is not kept
