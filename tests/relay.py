@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 COMMIT = b"COMMIT\x00"
@@ -33,6 +33,7 @@ class Relay:
         self.port: int = self._listener.getsockname()[1]
         self._cut: Cut | None = None
         self._lock = threading.Lock()
+        self._ends: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut_before(self, words: bytes) -> Cut:
@@ -56,7 +57,10 @@ class Relay:
         return self._cut
 
     def close(self) -> None:
+        """End what still goes through it too: a client that nobody waits for any more would keep its session open."""
         self._listener.close()
+        for end in self._ends:
+            _shut(end)
 
     def _accept(self) -> None:
         while True:
@@ -65,6 +69,7 @@ class Relay:
             except OSError:
                 return
             server = socket.create_connection(self._target)
+            self._ends += client, server
             answered = threading.Event()
             for pump in (self._up, self._down):
                 threading.Thread(target=pump, args=(client, server, answered), daemon=True).start()
@@ -118,7 +123,9 @@ def ending(*ends: socket.socket) -> Iterator[None]:
         pass
     finally:
         for end in ends:
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+            _shut(end)
+
+
+def _shut(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)

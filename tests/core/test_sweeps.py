@@ -323,13 +323,15 @@ def test_a_long_transaction_elsewhere_does_not_make_each_batch_of_prune_read_tho
         tx.execute(text(OLD), {"kind": kind.name, "rows": 1000})
     read = text("select idx_tup_read from pg_stat_user_indexes where indexrelname = 'deliveries_finished'")
     others = text(
-        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        "select state, query from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
     )
 
     def read_by_now(looking):
         """What all who have left had read: a session tells its numbers when it ends."""
-        while looking.scalar(others):
-            assert not threading.Event().wait(0.02)
+        until = time.monotonic() + 20
+        while left := looking.execute(others).all():
+            assert time.monotonic() < until, f"a test before this one left sessions open: {left}"
+            time.sleep(0.02)
         return looking.scalar(read)
 
     engine.dispose()
