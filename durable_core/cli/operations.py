@@ -22,6 +22,7 @@ from durable_core.errors import NotFound
 from durable_core.operations import operate, read
 from durable_core.operations.operate import Act
 from durable_core.operations.read import Operation
+from durable_core.operations.why import why
 from durable_core.states import OPERATION_TERMINAL, OperationState
 
 JOURNAL_LINES = 200
@@ -114,36 +115,6 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
         )
     if len(lines) == JOURNAL_LINES:
         note(f"older lines: `durable journal {row.id} --after {lines[0].seq}`")
-
-
-def why(row: Operation, at: datetime) -> str:
-    """In one sentence, what it waits for or how it ended."""
-    if row.held_reason:
-        return "a sweep failed on it and held it back: mend the cause, then `durable operations release` it"
-    if row.state is OperationState.QUEUED:
-        if row.waiting_for:
-            return "it waits for a worker that " + (
-                "knows its kind" if row.waiting_for == "handler" else "takes its arguments"
-            )
-        if row.error_code:
-            return f"its pre-check could not be made; it is made again, and nothing was issued ({row.error_code})"
-        return f"it waits for a worker to issue it, until {instant(row.start_before)}"
-    if row.state is OperationState.RUNNING:
-        if row.external_ids is None:
-            if row.owner:
-                return f"{row.owner_host}:{row.owner_pid} is making its call"
-            return "its worker was lost around the call: it is being looked for on the other side"
-        if row.owner:
-            return f"{row.owner_host}:{row.owner_pid} is asking the other side"
-        late = (at - row.due_at).total_seconds()
-        return f"its next poll is {f'late by {span(late)}' if late > 0 else f'due in {span(-late)}'}"
-    if row.error_code == "OUTCOME_UNKNOWN":
-        return "its call may have got through: look at the other side before you start another"
-    return {
-        OperationState.SUCCEEDED: "the other side says that all of it is done",
-        OperationState.FAILED: f"it failed: {row.error_code}",
-        OperationState.CANCELED: "it was given up; the other side may have finished it all the same",
-    }[row.state]
 
 
 def _since(at: datetime | None, now: datetime) -> str | None:

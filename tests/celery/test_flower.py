@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from durable_core import deliveries, wakes
+from durable_core import deliveries, kinds, operation, wakes
 from durable_core.local import Addresses
 from tests.celery.conftest import Nodes
 from tests.celery.flower import Flower, started
@@ -188,6 +188,19 @@ def test_a_delivery_that_waits_says_all_it_waits_for(world: World, shop_kinds: S
     assert f'href="/delivery/{ahead}"' in shown.source
     assert "It is not due before 1m" in shown.text
     assert "It expires in 29m" in shown.text
+
+
+def test_the_page_of_an_operation_says_where_it_is(world: World, flower: Flower) -> None:
+    kind = operation("flower.reset", queue="nobody")(lambda step: [])
+    kind.poll(lambda step, ids: {})
+    try:
+        with Session(world.engine) as session, session.begin():
+            ref = kind.start(session, by="dana")
+        shown = flower.delivery(ref.id)
+    finally:
+        kinds.operations.remove(kind.name)
+    assert shown.status == 200
+    assert f"Operation {ref.id} of flower.reset is queued" in shown.text
 
 
 def test_an_id_of_nothing_is_said_to_be_none(world: World, flower: Flower, closed: Flower) -> None:

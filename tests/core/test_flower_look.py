@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from durable_core import deliveries
+from durable_core import deliveries, operations
 from durable_core.celery_binding.flower import look as looking
 from durable_core.celery_binding.flower import words
 from durable_core.celery_binding.flower.look import READ_SECONDS, look
@@ -41,6 +42,21 @@ def test_a_look_has_the_row_what_it_waits_for_and_its_journal(database: Database
     assert timedelta(seconds=100) < seen.row.due_at - seen.now <= timedelta(seconds=120)
     with pytest.raises(NotFound):
         look(database, UNKNOWN)
+
+
+def test_an_operation_is_told_in_a_sentence_without_what_the_other_side_calls_it(
+    database: Database, engine: Engine, reset: Any, start: Any, look: Any, remote: Any, clock: Any
+) -> None:
+    ref = start(reset)
+    assert "waits for a worker to issue it" in str(looking.look(database, ref.id))
+    look(reset, ref.id)
+    clock.advance(seconds=60)
+    told = str(looking.look(database, ref.id))
+    assert re.match(rf"Operation {ref.id} of {reset.name} is running: its next poll is late by \d+ s\.", told)
+    assert remote.ids()[0] not in told
+    with engine.begin() as tx:
+        operations.cancel(tx, ref.id, by="dana", reason="no")
+    assert "is canceled" in str(looking.look(database, ref.id))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
+from sqlalchemy import Connection
+
 from durable_core.claims import journal
 from durable_core.claims.journal import Line
 from durable_core.database import migrate as migrations
@@ -20,6 +22,8 @@ from durable_core.deliveries import read
 from durable_core.deliveries.read import Delivery
 from durable_core.deliveries.waiting import Wait, waits_of
 from durable_core.errors import NotFound
+from durable_core.operations import read as operations
+from durable_core.operations.why import why
 from durable_core.plans import read as plans
 from durable_core.plans.rows import Report
 
@@ -49,9 +53,10 @@ class Seen:
     now: datetime
 
 
-def look(database: Database, row_id: str) -> Seen | Report:
+def look(database: Database, row_id: str) -> Seen | Report | str:
     """
-    The row, what it waits for and its journal: three looks at an index, of any backlog. Of a plan its report.
+    The row, what it waits for and its journal: three looks at an index, of any backlog. Of a plan its report, of an
+    operation a sentence.
 
     On a connection of its own, made as the host's engine makes them: one that rested in a pool may have died, and
     behind a pooler statements prepared long ago may be mixed up. Raises NotFound, SchemaBehind or what the database
@@ -66,10 +71,19 @@ def look(database: Database, row_id: str) -> Seen | Report:
             except NotFound:
                 with suppress(NotFound):
                     return plans.report(connection, row_id)
+                with suppress(NotFound):
+                    return _of_an_operation(connection, row_id)
                 raise
             return Seen(row, waits_of(connection, row), journal.read(connection, row.id), read.now(connection))
     finally:
         own.engine.dispose()
+
+
+def _of_an_operation(connection: Connection, row_id: str) -> str:
+    """What it waits for, or how it ended, and the command that shows more. Raises NotFound."""
+    row = operations.get(connection, row_id)
+    said = why(row, read.now(connection))
+    return f"Operation {row.id} of {row.kind} is {row.state.value}: {said}. More: durable operations show {row.id}"
 
 
 _free = threading.BoundedSemaphore(AT_ONCE)

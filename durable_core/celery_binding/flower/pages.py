@@ -40,6 +40,9 @@ class DeliveryPage(BaseHandler):  # type: ignore[misc]  # Flower ships no types
             checked = checked_id(row_id)
             durable = installed(self.capp)
             seen, payload = await aside(partial(_seen, durable, checked))
+            if isinstance(seen, str):
+                self._say(200, seen, "OPERATION")
+                return
         except NotFound as unknown:
             self._say(404, str(unknown), unknown.reason)
         except DurableError as refused:
@@ -70,7 +73,7 @@ class DeliveryPage(BaseHandler):  # type: ignore[misc]  # Flower ships no types
         self.render(str(HERE / "notice.html"), sentence=sentence, reason=reason)
 
 
-def _seen(durable: Durable, row_id: str) -> tuple[Seen | Report, bool]:
+def _seen(durable: Durable, row_id: str) -> tuple[Seen | Report | str, bool]:
     # The settings and the engine are the host's code, so they too are read on the thread of the look.
     return look(durable.database, row_id), durable.settings.flower_payload
 
