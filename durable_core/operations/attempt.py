@@ -7,6 +7,7 @@ comes later finds the row running.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -44,6 +45,9 @@ OUTAGE_SECONDS = 30.0
 LEAST_RECORD_SECONDS = 60.0
 """The ids of a call that was answered are tried to be recorded for so long: nobody else could ever tell them."""
 
+POLL_SECONDS = 30.0
+"""A poll, or a look for the ids, has so long, or the kind's `timeout` where that is less: another may ask after it."""
+
 GAVE_UP = "GAVE_UP"
 """The code of a `GiveUp` that names none."""
 
@@ -66,7 +70,7 @@ def perform(worker: Worker, kind: OperationKind, row_id: str) -> Attempted:
             case "running":
                 return _ask_again(worker, kind, row_id)
             case "canceled" if kind.cancel_hook is not None:
-                return _ask_to_cancel(worker, kind, rows[0], rows[0]["external_ids"])
+                return _ask_to_cancel(worker, kind, rows[0], _read(rows[0]["external_ids"]))
         return Attempted(Outcome.NOTHING_TO_DO, row_id, kind.name)
     except DATABASE_ERRORS as error:
         if not is_infrastructure(error):
@@ -167,7 +171,7 @@ def _ask_again(worker: Worker, kind: OperationKind, row_id: str) -> Attempted:
     with worker.database.driver() as driver:
         taken = run(
             driver, _statements.take_again, **worker.holder.parameters, id=row_id, kind=kind.name,
-            timeout_seconds=kind.timeout, outage_seconds=OUTAGE_SECONDS,
+            timeout_seconds=min(kind.timeout, POLL_SECONDS), outage_seconds=OUTAGE_SECONDS,
         )  # fmt: skip
     if not taken:
         return Attempted(Outcome.NOTHING_TO_DO, row_id, kind.name)
@@ -196,9 +200,8 @@ class _Look:
         self.worker, self.kind, self.claim, self.held, self.row = worker, kind, claim, held, row
         self.began = time.monotonic()
         self.pid = os.getpid()
-        self.step = OperationStep(
-            kind, claim.id, claim.arguments, claim, held, deadline=claim.taken_at + kind.timeout
-        )  # fmt: skip
+        seconds = kind.timeout if self._issues else min(kind.timeout, POLL_SECONDS)
+        self.step = OperationStep(kind, claim.id, claim.arguments, claim, held, deadline=claim.taken_at + seconds)
 
     def issue(self, arguments: dict[str, Any]) -> Attempted:
         """The call. What it raises ends the operation; what is not known of it is never found out by calling again."""
@@ -236,8 +239,13 @@ class _Look:
             return self._look_for_it()
         return self._poll()
 
+    @property
+    def _issues(self) -> bool:
+        """Whether this claim is the one that may call: nothing raises the fence before it."""
+        return self.claim.fence == 1
+
     def _poll(self) -> Attempted:
-        ids: list[str] = self.row["external_ids"]
+        ids: list[str] = _read(self.row["external_ids"])
         assert self.kind.poll_hook is not None
         try:
             answer = polled_of(self._call(self.kind.poll_hook, self.step, list(ids)))
@@ -246,7 +254,7 @@ class _Look:
             raise
         except BaseException as error:
             return self._not_answered(error, "POLL_FAILED", ids)
-        kept = read(self.kind.words, ids, answer.statuses, self.row["external_statuses"] or {})
+        kept = read(self.kind.words, ids, answer.statuses, _read(self.row["external_statuses"]) or {})
         found = verdict(kept)
         return self._ended(
             Report(
@@ -293,7 +301,7 @@ class _Look:
 
     def _outcome_unknown(self, why: str) -> Attempted:
         """The call may have got through. It is looked for where the kind can, and never made again."""
-        if self.kind.finds and self.claim.fence == 1:
+        if self.kind.finds and self._issues:
             return self._ended(Report(renews=True, code="OUTCOME_UNKNOWN", message=why, move="look for it"))
         return self._ended(Report(OperationState.FAILED, code="OUTCOME_UNKNOWN", message=why, move="outcome unknown"))
 
@@ -351,8 +359,7 @@ class _Look:
         """The process goes. A parent that ends it gives its rows back itself; else it is told what is known."""
         if self.worker.told_to_end():
             return
-        issuing = self.claim.fence == 1 and self.row["external_ids"] is None
-        if issuing:
+        if self._issues:
             self._outcome_unknown("the worker was stopped during the call")
         else:
             self._ended(Report(code=code, message="the worker was stopped during a poll"))
@@ -376,6 +383,11 @@ class _Look:
 _S = OperationState
 _MOVES = {_S.RUNNING: None, _S.SUCCEEDED: "poll", _S.FAILED: "poll"}
 _OUTCOMES = {_S.RUNNING: Outcome.POLLED, _S.SUCCEEDED: Outcome.SUCCEEDED, _S.FAILED: Outcome.FAILED}
+
+
+def _read(text: str | None) -> Any:
+    """The ids or the statuses; they come as text, for hosts may have their driver read JSON in its own way."""
+    return None if text is None else json.loads(text)
 
 
 def _struck(worker: Worker, error: BaseException) -> bool:

@@ -2,7 +2,8 @@
 
 -- name: look
 -- What a hint is about. Nothing is locked: the claim decides.
-select cast(o.id as text) as id, o.kind, o.state, cast(o.arguments as text) as arguments, o.fence, o.external_ids,
+select cast(o.id as text) as id, o.kind, o.state, cast(o.arguments as text) as arguments, o.fence,
+    cast(o.external_ids as text) as external_ids,
     o.due_at <= durable.durable_now() and o.start_before > durable.durable_now() and o.held_reason is null
         and not exists (
             select from durable.pauses p
@@ -78,7 +79,8 @@ journalled as (
     select t.id, 'operation', 'take', 'queued', 'running', t.fence, t.owner_host || ':' || t.owner_pid
     from taken t
 )
-select cast(t.id as text) as id, t.kind, t.fence, t.deadline_at, t.arguments, t.external_ids, t.external_statuses,
+select cast(t.id as text) as id, t.kind, t.fence, t.deadline_at, t.arguments,
+    cast(t.external_ids as text) as external_ids, cast(t.external_statuses as text) as external_statuses,
     t.finds, 1 as attempt, 1 as max_attempts, 0 as interruptions, 0 as max_interruptions, null as ordering_key
 from taken t
 
@@ -147,7 +149,8 @@ journalled as (
     where v.is_over
 )
 select cast(r.id as text) as id, r.kind, r.fence, coalesce(r.deadline_at, r.finished_at) as deadline_at,
-    cast(r.arguments as text) as arguments, r.external_ids, r.external_statuses, r.finds,
+    cast(r.arguments as text) as arguments, cast(r.external_ids as text) as external_ids,
+    cast(r.external_statuses as text) as external_statuses, r.finds,
     r.state = 'failed' as failed, r.error_code, r.error_message,
     1 as attempt, 1 as max_attempts, 0 as interruptions, 0 as max_interruptions, null as ordering_key
 from (select t.* from taken t union all select f.* from failed f) as r

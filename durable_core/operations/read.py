@@ -192,7 +192,9 @@ def _drive(row: Row) -> None:
 
 def _operation(row: Row) -> Operation:
     facts = {name: row[name] for name in _NAMES}
-    facts["arguments"] = json.loads(facts["arguments"])
+    # As text, for the host may have its driver read JSON in its own way.
+    for name in ("arguments", "external_ids", "external_statuses"):
+        facts[name] = None if facts[name] is None else json.loads(facts[name])
     facts["state"] = OperationState(facts["state"])
     return Operation(**facts)
 

@@ -1,7 +1,7 @@
 -- name: get
 select cast(o.id as text) as id, o.kind, o.queue, o.priority, o.key, cast(o.arguments as text) as arguments, o.trigger,
     o.started_by, o.one_in_flight, o.finds, o.patience_seconds, o.every_seconds, o.state, o.issued_at,
-    o.external_ids, o.external_statuses, o.polls, o.polled_at, o.patience_until, o.outage_at, o.start_before,
+    cast(o.external_ids as text) as external_ids, cast(o.external_statuses as text) as external_statuses, o.polls, o.polled_at, o.patience_until, o.outage_at, o.start_before,
     o.fence, o.settled_fence, o.owner, o.owner_pid, o.owner_host, o.claimed_at, o.beat_at, o.lease_expires_at,
     o.deadline_at, o.due_at, o.waiting_for, o.held_reason, o.error_code, o.error_message, o.canceled_by,
     o.canceled_reason, o.created_at, o.finished_at,
@@ -13,7 +13,7 @@ where o.id = cast(:id as uuid)
 -- Newest first, by id: ids are in the order of time.
 select cast(o.id as text) as id, o.kind, o.queue, o.priority, o.key, cast(o.arguments as text) as arguments, o.trigger,
     o.started_by, o.one_in_flight, o.finds, o.patience_seconds, o.every_seconds, o.state, o.issued_at,
-    o.external_ids, o.external_statuses, o.polls, o.polled_at, o.patience_until, o.outage_at, o.start_before,
+    cast(o.external_ids as text) as external_ids, cast(o.external_statuses as text) as external_statuses, o.polls, o.polled_at, o.patience_until, o.outage_at, o.start_before,
     o.fence, o.settled_fence, o.owner, o.owner_pid, o.owner_host, o.claimed_at, o.beat_at, o.lease_expires_at,
     o.deadline_at, o.due_at, o.waiting_for, o.held_reason, o.error_code, o.error_message, o.canceled_by,
     o.canceled_reason, o.created_at, o.finished_at, false as poll_is_due

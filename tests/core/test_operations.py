@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from durable_core import (
@@ -21,10 +21,11 @@ from durable_core import (
     operations,
 )
 from durable_core.arguments import Signature
+from durable_core.database.connections import Database
 from durable_core.deliveries.worker import Outcome
 from durable_core.errors import DefinitionError, InvalidArguments, InvalidOption
 from durable_core.operations import sweep
-from durable_core.operations.attempt import wait_for_handler
+from durable_core.operations.attempt import perform, wait_for_handler
 from durable_core.testing import drain
 
 PATIENCE = 300.0
@@ -786,3 +787,39 @@ def test_arguments_that_do_not_fit_the_code_wait_for_other_code(engine, remote, 
     reset.handler, reset.signature = handler, signature
     assert look(reset, ref.id, after=61).outcome is Outcome.ISSUED
     assert operation_row(ref.id).waiting_for is None
+
+
+def test_a_poll_that_hangs_leaves_its_row_to_another(database, remote, declare_operation, start, look, clock, lines):
+    kind = declare_operation(timeout=600)
+    poll, seen = kind.poll_hook, []
+
+    def hangs(step, ids):
+        kind.poll_hook = poll
+        clock.advance(seconds=31)
+        assert sweep.reap(database) == 1
+        seen.append(look(kind, step.id).outcome)
+        return poll(step, ids)
+
+    ref = start(kind)
+    look(kind, ref.id)
+    kind.poll_hook = hangs
+    assert look(kind, ref.id, after=3).outcome is Outcome.CLAIM_LOST
+    assert seen == [Outcome.POLLED]
+    assert lines(ref.id)[-1].reason == "LATE_POLL"
+
+
+def test_a_host_whose_driver_reads_json_as_text_polls_all_the_same(engine, make_worker, remote, reset, start, clock):
+    own = create_engine(engine.url, json_deserializer=lambda text: text)
+    worker = make_worker(on=Database(own))
+    try:
+        ref = start(reset)
+        assert perform(worker, reset, ref.id).outcome is Outcome.ISSUED
+        clock.advance(seconds=3)
+        assert perform(worker, reset, ref.id).outcome is Outcome.POLLED
+        clock.advance(seconds=3)
+        remote.set("done")
+        assert perform(worker, reset, ref.id).outcome is Outcome.SUCCEEDED
+        with own.connect() as tx:
+            assert operations.get(tx, ref.id).external_ids == remote.ids()
+    finally:
+        own.dispose()
