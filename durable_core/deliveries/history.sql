@@ -26,10 +26,12 @@ page as materialized (
     order by l.seq desc
     limit :limit
 )
-select b.looked, b.last_seq, b.last_is_within, j.seq, j.at, cast(j.row_id as text) as row_id, j.contract, d.kind, j.move,
+select b.looked, b.last_seq, b.last_is_within, j.seq, j.at, cast(j.row_id as text) as row_id, j.contract,
+    coalesce(d.kind, o.kind) as kind, j.move,
     j.from_state, j.to_state, j.fence, j.attempt, coalesce(j.by_whom, j.owner) as by, j.reason, j.facts
 from bounds b
 left join page p on true
 left join durable.journal j on j.row_id = p.row_id and j.seq = p.seq
 left join durable.deliveries d on d.id = p.row_id
+left join durable.operations o on o.id = p.row_id
 order by j.seq desc

@@ -17,7 +17,7 @@ select cast(e.delivery_id as text) as delivery_id, e.fence,
 from shop.effects e
 
 -- name: journal
-select cast(j.row_id as text) as row_id, j.move, j.to_state from durable.journal j
+select cast(j.row_id as text) as row_id, j.move, j.to_state from durable.journal j where j.contract = 'delivery'
 
 -- name: progress
 select count(*) filter (where d.state = 'sent') as sent,

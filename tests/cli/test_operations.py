@@ -85,6 +85,16 @@ def test_it_is_found_by_whatever_names_it(durable: Run, reset: OperationKind, st
     assert by in found["by"]
 
 
+def test_its_journal_is_found_and_says_its_kind(durable: Run, reset: OperationKind, start: Any, look: Any) -> None:
+    ref = start(reset, key="reset-42")
+    look(reset, ref.id)
+    for named in (ref.id, "reset-42"):
+        lines = value_of(durable("journal", named, "--json"))["lines"]
+        assert [(line["kind"], line["move"]) for line in lines] == [
+            (reset.name, "issued"), (reset.name, "take"), (reset.name, "start"),
+        ]  # fmt: skip
+
+
 def test_status_tells_what_is_overdue(
     durable: Run, engine: Engine, reset: OperationKind, start: Any, look: Any, clock: Any
 ) -> None:
