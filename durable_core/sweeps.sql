@@ -105,8 +105,10 @@ union all
 select where durable.an_operation_is_abandoned()
 
 -- name: polls
--- A row where an operation is due, to be issued or polled.
+-- A row where an operation is due, to be issued or polled, or one was canceled lately.
 select where durable.an_operation_is_due()
+union all
+select where durable.an_operation_was_canceled()
 
 -- name: overdue
 -- A row where the time of something to be useful is over.

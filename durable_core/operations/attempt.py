@@ -107,7 +107,7 @@ def _begin(worker: Worker, kind: OperationKind, row: Row) -> Attempted:
     with worker.database.driver() as driver:
         taken = run(
             driver, _statements.take, **worker.holder.parameters, id=row["id"], kind=kind.name, finds=kind.finds,
-            timeout_seconds=kind.timeout,
+            cancels=kind.cancel_hook is not None, timeout_seconds=kind.timeout,
         )  # fmt: skip
     if not taken:
         return Attempted(Outcome.NOTHING_TO_DO, row["id"], kind.name)

@@ -56,6 +56,7 @@ taken as (
     set state = 'running',
         fence = o.fence + 1,
         finds = :finds,
+        cancels = :cancels,
         owner = :owner,
         owner_pid = :owner_pid,
         owner_host = :owner_host,

@@ -28,6 +28,9 @@ HINT_SECONDS = 10.0
 LONGEST_HINT_SECONDS = 600.0
 PRECHECK_SECONDS = 30.0
 """So long a queued row is left to the worker that looks at it, however empty its queue is."""
+ASK_SECONDS = 60.0
+"""So long after a cancel workers are hinted to ask the other side to stop; then it is given up."""
+ASK_LIMIT = 100
 HINT_LIMIT = 500
 DUE_LIMIT = 1000
 REAP_LIMIT = 500
@@ -48,7 +51,7 @@ def pick(connection: Connection, empty: Collection[str]) -> list[wakes.Hint]:
 
 def poll(database: Database, carrier: wakes.Carrier | None = None) -> int:
     """
-    Hint the operations whose poll is due; how many hints were published.
+    Hint the operations whose poll is due, and the canceled ones of which the other side is to hear; how many hints.
 
     A row has one hint at a time: it is hinted again only after a while, or where its queue is empty. Raises what the
     broker raises.
@@ -58,11 +61,15 @@ def poll(database: Database, carrier: wakes.Carrier | None = None) -> int:
         raise NotInstalled("no carrier for hints: call durable_core.celery_binding.install(app) first.")
     with database.autocommit() as connection:
         queues = due(connection)
-    if not queues:
+        canceled = run(connection, _statements.to_ask, ask_seconds=ASK_SECONDS, limit=ASK_LIMIT)
+    wanted = {*queues, *(row["queue"] for row in canceled)}
+    if not wanted:
         return 0
-    empty = [queue for queue, depth in carrier.depths(queues).items() if not depth]
+    empty = [queue for queue, depth in carrier.depths(wanted).items() if not depth]
     with database.transaction() as connection:
         hints = _picked(connection, OperationState.RUNNING, empty)
+    # Of a row that ended nothing can be marked: where hints lie already, one of them may be its own.
+    hints += [_hint(row) for row in canceled if row["queue"] in empty]
     return carrier.publish(hints) if hints else 0
 
 
@@ -81,7 +88,11 @@ def _picked(connection: Connection, state: OperationState, empty: Collection[str
 
     marked = each(connection, rows, mark, "poll", partial(_hold, connection))
     # Never by the row's own id: its caller's commit has hinted it by that, and it is hinted many times.
-    return [wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], first=False) for row in marked]
+    return [_hint(row) for row in marked]
+
+
+def _hint(row: Row) -> wakes.Hint:
+    return wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], first=False)
 
 
 def reap(database: Database, *, heartbeat_seconds: float = 8.0, limit: int = REAP_LIMIT) -> int:

@@ -50,6 +50,19 @@ from (
 ) as clock
 where o.id = any (cast(:ids as uuid[]))
 
+-- name: to_ask
+-- Canceled lately with their ids known, and the other side not asked yet to stop. A few: the newest by the index of their end.
+select cast(o.id as text) as id, o.kind, o.queue, o.priority
+from durable.operations o
+where o.state in ('succeeded', 'failed', 'canceled')
+  and o.finished_at > (select durable.durable_now() - make_interval(secs => :ask_seconds))
+  and o.state = 'canceled'
+  and o.cancels
+  and o.external_ids is not null
+  and not exists (select from durable.journal j where j.row_id = o.id and j.move = 'ask to cancel')
+order by o.finished_at desc
+limit :limit
+
 -- name: lapsed
 -- before: running, and the lease of its owner is over, or nobody has it and its patience is over
 -- after:  locked, for `take_back` in the same transaction to decide; the longest over first

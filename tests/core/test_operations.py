@@ -823,3 +823,26 @@ def test_a_host_whose_driver_reads_json_as_text_polls_all_the_same(engine, make_
             assert operations.get(tx, ref.id).external_ids == remote.ids()
     finally:
         own.dispose()
+
+
+def test_a_cancel_that_no_hint_followed_reaches_the_other_side_by_the_sweep(
+    database, engine, carrier, declare_operation, start, look, clock
+):
+    """As of one from the command line, which has no broker."""
+    kind, asked = declare_operation(one_in_flight=False), []
+    kind.cancel(lambda step, ids: asked.append(ids))
+    quiet = declare_operation()
+    refs = [(kind, start(kind)), (quiet, start(quiet))]
+    for one, ref in refs:
+        look(one, ref.id)
+        with engine.begin() as tx:
+            operations.cancel(tx, ref.id, by="dana", reason="no")
+    carrier.offered.clear()
+    carrier.published.clear()
+    assert sweep.poll(database) == 1, "the other kind asks nobody"
+    assert [hint.id for hint in carrier.published] == [refs[0][1].id]
+    assert sweep.poll(database) == 0, "its hint lies in the queue"
+    carrier.lying.clear()
+    assert look(kind, refs[0][1].id).outcome is Outcome.CANCELED
+    assert sweep.poll(database) == 0, "it was asked"
+    assert len(asked) == 1

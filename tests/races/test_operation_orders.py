@@ -37,6 +37,7 @@ class Take(Actor):
     def act(self):
         return self.run(
             attempt._statements.take, **Holder().parameters, id=self.row_id, kind=self.kind.name, finds=False,
+            cancels=False,
             timeout_seconds=300.0,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ create table durable.operations (
     started_by        text        not null constraint somebody_started check (length(started_by) between 1 and 200),
     one_in_flight     boolean     not null,
     finds             boolean     not null,
+    cancels           boolean     not null default false,
     patience_seconds  float8      not null constraint patience_is_a_time check (patience_seconds > 0),
     every_seconds     float8      not null constraint polls_take_a_time check (every_seconds > 0),
     state             text        not null default 'queued' constraint state_is_known
@@ -74,6 +75,8 @@ comment on column durable.operations.external_ids is
     'What the other side calls it, known once the call has answered; null while the outcome of the call is unknown.';
 comment on column durable.operations.patience_until is
     'Until when the other side may be silent; renewed by each good poll.';
+comment on column durable.operations.cancels is
+    'Whether the other side can be asked to stop it, which is done once after it was canceled.';
 comment on column durable.operations.outage_at is
     'When patience was renewed because our own polls had not been made; once, until the next good poll.';
 comment on column durable.operations.start_before is
@@ -137,3 +140,11 @@ create function durable.an_operation_is_overdue() returns boolean
     return exists (
         select from durable.operations o
         where o.state = 'queued' and o.held_reason is null and o.start_before <= (select durable.durable_now()));
+
+create function durable.an_operation_was_canceled() returns boolean
+    language sql volatile
+    return exists (
+        select from durable.operations o
+        where o.state in ('succeeded', 'failed', 'canceled')
+          and o.finished_at > (select durable.durable_now() - interval '60 s')
+          and o.state = 'canceled' and o.cancels);
