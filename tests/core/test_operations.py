@@ -789,12 +789,16 @@ def test_arguments_that_do_not_fit_the_code_wait_for_other_code(engine, remote, 
     assert operation_row(ref.id).waiting_for is None
 
 
-def test_a_poll_that_hangs_leaves_its_row_to_another(database, remote, declare_operation, start, look, clock, lines):
+def test_a_poll_that_hangs_leaves_its_row_to_another(
+    database, remote, declare_operation, start, look, clock, lines, operation_row
+):
     kind = declare_operation(timeout=600)
     poll, seen = kind.poll_hook, []
 
     def hangs(step, ids):
         kind.poll_hook = poll
+        row = operation_row(step.id)
+        assert (row.deadline_at - row.claimed_at).total_seconds() == 30, "heartbeats carry its lease no further"
         clock.advance(seconds=31)
         assert sweep.reap(database) == 1
         seen.append(look(kind, step.id).outcome)
@@ -846,3 +850,26 @@ def test_a_cancel_that_no_hint_followed_reaches_the_other_side_by_the_sweep(
     assert look(kind, refs[0][1].id).outcome is Outcome.CANCELED
     assert sweep.poll(database) == 0, "it was asked"
     assert len(asked) == 1
+
+
+def test_a_claim_that_was_frozen_past_the_patience_is_our_own_gap_and_not_the_other_sides(
+    database, remote, declare_operation, start, look, clock, operation_row, lines
+):
+    kind = declare_operation()
+    poll = kind.poll_hook
+
+    def frozen(step, ids):
+        clock.advance(seconds=PATIENCE + 60)
+        assert sweep.reap(database) == 1
+        assert sweep.reap(database) == 1
+        assert [line.move for line in lines(step.id)][-2:] == ["reap", "outage"]
+        kind.poll_hook = poll
+        assert look(kind, step.id).outcome is Outcome.POLLED
+        return poll(step, ids)
+
+    ref = start(kind)
+    look(kind, ref.id)
+    kind.poll_hook = frozen
+    assert look(kind, ref.id, after=3).outcome is Outcome.CLAIM_LOST
+    row = operation_row(ref.id)
+    assert (row.state, row.outage_at) == ("running", None)

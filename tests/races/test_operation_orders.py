@@ -302,6 +302,14 @@ def test_a_pause_that_comes_between_the_look_and_the_claim_holds_the_claim(engin
         assert taking.won
 
 
+def test_one_that_became_too_late_between_the_look_and_the_claim_is_not_claimed(engine, reset, made):
+    row_id = made("late")
+    with engine.begin() as tx:
+        taking = Take(tx, reset, row_id)
+        taking.do()
+        assert not taking.won
+
+
 def test_an_act_on_a_row_that_is_being_written_does_not_wait(engine, other_engine, reset, made):
     row_id = made("running")
     with engine.connect() as first, other_engine.connect() as second:
