@@ -115,7 +115,7 @@ def _look_for_its_row(worker: Worker, tx: Transaction, kind: StepKind[..., Any],
 
 def carry_out(worker: Worker, kind: StepKind[..., Any], claim: StepClaim) -> Attempted:
     """Run the step under a claim, and commit what came of it. See `perform`."""
-    facts = {"row_id": claim.id, "kind": claim.kind, "fence": claim.fence, "step": claim.index}
+    facts = {"row_id": claim.id, "kind": claim.kind, "fence": claim.fence, "attempt": claim.attempt}
     log.debug("step_claimed", extra=facts)
     held = worker.heartbeat.hold(claim, _statements)
     try:
@@ -375,7 +375,8 @@ class _Running:
 
     def _facts(self, **more: object) -> dict[str, object]:
         return {
-            "row_id": self.claim.id, "kind": self.claim.kind, "fence": self.claim.fence, "step": self.claim.index,
+            "row_id": self.claim.id, "kind": self.claim.kind, "fence": self.claim.fence,
+            "attempt": self.claim.attempt, "max_attempts": self.claim.max_attempts,
             "duration_s": round(time.monotonic() - self.began, 4), **more,
         }  # fmt: skip
 

@@ -131,7 +131,7 @@ def _moved(connection: Connection, rows: list[Row], how: Statement, sweep: str, 
 
     moved = each(connection, rows, move, sweep, lambda row, error: _hold(connection, row, error))
     for row in moved:
-        log.warning("plan_left_alone", extra={"row_id": row["id"], "sweep": sweep, "move": how.name})
+        log.warning("plan_left_alone", extra={"row_id": row["id"], "sweep": sweep})
     return moved
 
 

@@ -35,7 +35,7 @@ class _AtClaim(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.msg == "step_claimed":
-            pause(f"{record.row_id}.{record.step}", "claimed")  # type: ignore[attr-defined]
+            pause(f"{record.row_id}.{record.attempt - 1}", "claimed")  # type: ignore[attr-defined]
         return True
 
 
