@@ -68,7 +68,7 @@ def declare() -> None:
     @plan_step(DISCONTINUE, scope=SCOPE, target=PRODUCT, queue=WEBHOOK_QUEUE, timeout=60.0)
     def discontinue(step: PlanStep, product: str) -> None:
         run(step.session, _statements.remove, name=product)
-        raise GiveUp("there are open orders for it", code="OPEN_ORDERS")
+        raise GiveUp("there are open orders for it")
 
     if reader_of(PRODUCT) is None:
 

@@ -112,6 +112,16 @@ METRICS: tuple[Metric, ...] = (
         "schedules",
     ),
     Metric(
+        "durable_plans", _GAUGE, ("state",),
+        "Plans that wait for a person (pending), for a worker (approved), or have begun (executing); 10,000 means or "
+        "more.",
+        "plans",
+    ),
+    Metric(
+        "durable_plan_oldest_pending_timestamp_seconds", _GAUGE, (),
+        "When the plan that waits for a person longest was proposed. No series where none waits.", "plans",
+    ),
+    Metric(
         "durable_loop_last_success_timestamp_seconds", _GAUGE, ("loop",),
         "When this sweep last ended well, as far as this exporter has seen.", "loops",
     ),

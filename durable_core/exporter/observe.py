@@ -83,6 +83,7 @@ class Observer:
             "dead": sample.dead,
             "pauses": sample.pauses,
             "schedules": sample.schedules,
+            "plans": sample.plans,
             "loops": self._look_at_loops,
             "finished": self.tails.finished,
             "journal": self.tails.journal,

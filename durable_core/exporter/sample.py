@@ -153,6 +153,15 @@ def schedules(connection: Connection) -> Gauges:
     return {"durable_schedule_next_slot_timestamp_seconds": {(row["kind"],): row["next_slot"] for row in rows}}
 
 
+def plans(connection: Connection) -> Gauges:
+    rows = run(connection, _statements.plans, limit=COUNT_LIMIT)
+    oldest = [row["oldest"] for row in rows if row["state"] == "pending"]
+    return {
+        "durable_plans": {(row["state"],): float(row["rows"]) for row in rows},
+        "durable_plan_oldest_pending_timestamp_seconds": {(): oldest[0]} if oldest else {},
+    }
+
+
 def loops(rows: list[Row]) -> Gauges:
     """What the sweeps' own lines say, as `sweeps.loops` reads them; what a line holds of an error stays there."""
     ended = [row for row in rows if row["ended_at"] is not None]

@@ -124,3 +124,22 @@ select s.kind, cast(extract(epoch from s.next_slot) as float8) as next_slot
 from durable.schedules s
 where s.paused_at is null or s.paused_until <= (select durable.durable_now())
 limit :limit
+
+-- name: plans
+-- Plans that are not done with, by state, up to the limit of each; and when the one that waits longest was proposed.
+select s.state, count(w.created_at) as rows, cast(extract(epoch from min(w.created_at)) as float8) as oldest
+from (values ('pending'), ('approved'), ('executing')) as s (state)
+cross join lateral (
+    (select p.created_at
+     from durable.plans p
+     where p.state in ('pending', 'approved') and p.state = s.state
+     order by p.expires_at
+     limit :limit)
+    union all
+    (select p.created_at
+     from durable.plans p
+     where p.state = 'executing' and s.state = 'executing'
+     order by p.id
+     limit :limit)
+) as w
+group by s.state

@@ -7,13 +7,14 @@ from sqlalchemy import text
 
 from durable_core import sweeps
 from durable_core.claims.claim import Holder
+from durable_core.exporter.sample import _statements as exported
 from durable_core.plans import attempt, heal, read, sweep
 from durable_core.plans.compensate import _statements as compensating
 from durable_core.testing import create_database, drop_database, migrated
 from tests.core.test_query_plans import nodes, ran
 
 FINISHED, WAITING, EXECUTING = 20_000, 300, 50
-MOST = 1500
+MOST = 2500
 """Buffers that a statement may touch. The table has six thousand, so that is the work of its rows and no more."""
 
 ROWS = """
@@ -78,6 +79,7 @@ def test_every_statement_that_runs_often_finds_its_plans_by_an_index(full):
         "page of an origin": (read._statements.page, {"state": None, "origin": "o7", "after": None, "limit": 50}),
         "waiting": (read._statements.waiting, {"limit": 10_000}),
         "compensable": (compensating.compensable, origin),
+        "of the exporter": (exported.plans, {"limit": 10_000}),
         "a due one": (sweeps.DUE, {}),
         "an abandoned one": (sweeps.LAPSED, {}),
         "an overdue one": (sweeps.OVERDUE, {}),

@@ -28,7 +28,7 @@ ERRORS = page("docs/reference/errors.md")
 RUNBOOK = page("docs/runbook.md")
 ALERTS = (
     "DurableQueueLate", "DurableSweeperStalled", "DurableNoWorkers", "DurableDeadLetters", "DurableLeaseExpirations",
-    "DurablePausedTooLong", "DurableSchemaMismatch",
+    "DurablePausedTooLong", "DurablePlanWaiting", "DurableSchemaMismatch",
 )  # fmt: skip
 
 

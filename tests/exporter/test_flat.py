@@ -82,6 +82,7 @@ LOOKS = {
     "estimates": (sample._statements.estimates, {}),
     "pauses": (sample._statements.pauses, {"limit": sample.MOST_NAMES}),
     "schedules": (sample._statements.schedules, {"limit": sample.MOST_NAMES}),
+    "plans": (sample._statements.plans, {"limit": COUNT_LIMIT}),
     "finished": (tail._statements.finished, {**LONG_AGO, "id": FIRST, **BOUNDS}),
     "finished_until": (tail._statements.finished_until, {"lag_seconds": tail.LAG_SECONDS}),
     "journal": (tail._statements.journal, {**LONG_AGO, "id": 0}),
@@ -94,7 +95,7 @@ LOOKS = {
 
 MOST = {
     "queues": 150, "waiting_queues": 100, "waiting": 5000, "processing": 2000, "dead": 4000, "estimates": 20,
-    "pauses": 20, "schedules": 20, "finished": 2000, "finished_until": 20, "journal": 60_000,
+    "pauses": 20, "schedules": 20, "plans": 100, "finished": 2000, "finished_until": 20, "journal": 60_000,
     "enqueued": 2000, "enqueued_until": 20,
 }  # fmt: skip
 """How many buffers each may touch. A page holds some 16 rows; of each journal line the row is looked up, by its key."""

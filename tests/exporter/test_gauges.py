@@ -155,6 +155,25 @@ def test_what_is_paused_is_shown_until_it_is_resumed(database, page, clock):
     assert page().all("durable_paused") == {("queue", "mail"): 1}
 
 
+def test_plans_are_counted_and_the_one_that_waits_longest_for_a_person_has_a_time(shop, page, clock):
+    assert page().all("durable_plans") == {}
+    kind = shop.step()
+    first = shop.propose(kind.planned(1))
+    clock.advance(seconds=60)
+    for plan in (
+        shop.propose(kind.planned(1), expires=60),
+        shop.approved(kind.planned(1)),
+        shop.approved(kind.planned(1)),
+    ):
+        if plan.expires_at > first.expires_at:
+            last = plan
+    shop.claim(last)
+    shown = page()
+    assert shown.all("durable_plans") == {("pending",): 2, ("approved",): 1, ("executing",): 1}
+    proposed = pytest.approx(first.created_at.timestamp(), abs=1e-3)
+    assert shown.all("durable_plan_oldest_pending_timestamp_seconds") == {(): proposed}
+
+
 def test_a_schedule_shows_its_next_slot_or_that_it_is_paused(declare, database, page):
     kind = declare(lambda step: None, cron="0 8 * * *")
     sweeps.run_sweep(database, sweeps.named("cron"), sweeps.Bounds())
