@@ -20,6 +20,7 @@ from durable_core.errors import (
     IllegalMove,
     InvalidArguments,
     InvalidOption,
+    Issue,
     KeyInFlight,
     KeyTaken,
     NotATask,
@@ -27,10 +28,14 @@ from durable_core.errors import (
     NotFound,
     NotInstalled,
     OperationInFlight,
+    PlanExpired,
+    PlanRefused,
     Retry,
     RowBusy,
     SchemaAhead,
     SchemaBehind,
+    SelfApproval,
+    StalePlan,
     StepTransactionOwned,
     TargetsUnresolved,
     TooOldServer,
@@ -53,6 +58,9 @@ ALL = [
     SchemaBehind("durable", "0000", "0001"), SchemaAhead("durable", "9999", "0001"),
     TooOldServer("14.11"), UnsafePooler(),
     OperationInFlight("k", "0198"), OperationInFlight("k", None), NotConfigured("k"), TargetsUnresolved("k"),
+    PlanRefused((Issue(None, "it has no step"), Issue(1, "a target is missing"))), StalePlan("0198"),
+    PlanExpired("0198"), SelfApproval("0198", "dana"), IllegalMove("approve", "0198", "rejected", "pending", "plan"),
+    RowBusy("approve", "0198", "plan"), ClaimLost("0198", 3, 4, "plan"), EffectEscaped("0198", "plan"),
 ]  # fmt: skip
 
 
@@ -113,3 +121,9 @@ def test_retry_after_something_that_is_no_duration_is_refused_where_it_is_raised
 
 def test_a_lost_claim_reads_as_a_sentence():
     assert str(ClaimLost("0198", 3, 4)).startswith("delivery 0198: fence 3 is stale or settled, current is 4")
+    assert str(ClaimLost("0198", 3, 4, "plan")).startswith("plan 0198: fence 3 is stale or settled, current is 4")
+
+
+def test_a_refused_plan_names_its_steps_as_people_count_them():
+    refused = PlanRefused((Issue(None, "it has no step"), Issue(1, "a target is missing")))
+    assert str(refused) == "the plan is refused: it has no step; step 2: a target is missing. Nothing was written."

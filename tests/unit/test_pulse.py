@@ -294,7 +294,7 @@ def test_the_names_of_the_package_are_there_when_they_are_asked_for():
         "from durable_core import *\n"
         "assert delivery is durable_core.delivery and deliveries.get\n"
         "assert not hasattr(durable_core, 'nothing')\n"
-        "print(durable_core._HOMES.keys() | {'deliveries', 'operations'} == set(durable_core.__all__))"
+        "print(durable_core._HOMES.keys() | {'deliveries', 'operations', 'plans'} == set(durable_core.__all__))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("True\n", "")
