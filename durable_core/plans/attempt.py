@@ -163,6 +163,7 @@ class _Running:
         self.began = time.monotonic()
         self.deadline = claim.taken_at + kind.timeout
         self.pid = os.getpid()
+        self.struck = False
 
     def run(self) -> Attempted:
         """The step and its commit; repeated whole when the machine room says no: then nothing of it stands."""
@@ -199,6 +200,11 @@ class _Running:
             return self._committed(transaction, came)
         finally:
             transaction.discard()
+            if self.struck:
+                # A time limit may have struck while a connection went in or out of the pool, which then never gets it
+                # back. Not before the step's own has gone home: it would stay open in a pool that nobody uses.
+                self.struck = False
+                self.worker.database.renew()
 
     # --- the effect, inside a savepoint ------------------------------------------------------------
 
@@ -276,9 +282,7 @@ class _Running:
     def _told(self, error: BaseException) -> _Came:
         """What an exception of the handler says of the step. Raises an exit of the process."""
         struck = any(isinstance(one, self.worker.time_limits) for one in with_causes(error))
-        if struck:
-            # It may have struck while a connection went in or out of the pool, which then never gets it back.
-            self.worker.database.renew()
+        self.struck = self.struck or struck
         if isinstance(error, self.worker.time_limits):
             return self._timed_out()
         if isinstance(error, LEAVING):

@@ -1,6 +1,7 @@
 """Plans against a real database: proposed, approved as they are shown, carried out step by step, each once."""
 
 import re
+import time
 
 import pytest
 from sqlalchemy import event, text
@@ -631,7 +632,7 @@ def test_a_lock_timeout_of_the_hosts_own_is_the_steps_failure(shop, worker, engi
     assert shop.receipts(plan.id) == [(0, "failed")]
 
 
-def test_a_time_limit_fails_the_step(shop, make_worker):
+def test_a_time_limit_fails_the_step_and_leaves_no_connection_behind(shop, make_worker):
     class Limit(Exception): ...
 
     def handler(step):
@@ -642,6 +643,16 @@ def test_a_time_limit_fails_the_step(shop, make_worker):
     worker.time_limits = (Limit,)
     plan = shop.approved(shop.step(handler).planned())
     assert shop.run(worker, plan)[0].error_code == "TIMEOUT"
+    worker.heartbeat.stop()
+    shop.engine.dispose()
+    others = text(
+        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    )
+    with shop.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as tx:
+        until = time.monotonic() + 20
+        while tx.scalar(others):
+            assert time.monotonic() < until, "its connection stays open in a pool that nobody uses"
+            time.sleep(0.02)
     assert (shop.receipts(plan.id), shop.effects(plan.id)) == ([(0, "failed")], [])
 
 
