@@ -175,6 +175,8 @@ class _Running:
             try:
                 return self._once(came)
             except _Alone as alone:
+                if came is not None:
+                    return self._failed_without_receipt(alone.came.code or "RECEIPT_REFUSED", alone.came.message or "")
                 # The transaction could not be kept. What is to be said of the step needs no more than one of its own.
                 came, again = alone.came, 0
             except _Repeat as repeat:

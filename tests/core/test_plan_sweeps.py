@@ -246,13 +246,20 @@ def test_what_a_killed_child_held_has_failed_at_once(shop, worker, database):
 
 
 def test_what_a_shutdown_cut_short_runs_again_and_its_old_owner_is_refused(shop, worker, database, carrier, clock):
-    kind = shop.step()
+    began = []
+
+    def handler(step, n):
+        began.append(step.fence)
+        return note(step, n)
+
+    kind = shop.step(handler)
     plan = shop.approved(kind.planned(1))
     claim = shop.claim(plan, Holder(owner="nonce", pid=77))
     assert sweeps.give_back(database, "nonce", [77], shutdown=True) == 1
     row = shop.raw(plan.id)
     assert (row.state, row.owner, row.fence, row.settled_fence) == ("executing", None, 1, 0)
     assert attempt.carry_out(worker, kind, claim).outcome is Outcome.CLAIM_LOST, "nobody's, so not its either"
+    assert began == [], "it is refused before its handler begins"
     deliveries_sweep.dispatch(database, others=(sweep,))
     assert [hint.id for hint in carrier.published] == [plan.id]
     assert shop.run(worker, plan)[0].outcome is Outcome.DONE
