@@ -24,7 +24,7 @@ SQL_FILES = sorted(PACKAGE.rglob("*.sql"))
 
 # From the words, which know nothing, to what drives everything. A module imports its own layer and those before it.
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "states", "retry", "secrets", "arguments", "kinds", "pulse"),
+    ("errors", "refusals", "states", "retry", "secrets", "arguments", "kinds", "pulse"),
     ("database",),
     ("wakes", "tracing", "logging"),
     ("claims",),

@@ -19,13 +19,9 @@ from durable_core.errors import (
     KeyTaken,
     NotFound,
     NotInstalled,
-    OperationInFlight,
-    PlanExpired,
-    PlanRefused,
     RowBusy,
-    SelfApproval,
-    StalePlan,
 )
+from durable_core.refusals import OperationInFlight, PlanExpired, PlanRefused, SelfApproval, StalePlan
 
 OK = 0
 ERROR = 1

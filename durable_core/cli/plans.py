@@ -20,9 +20,10 @@ from durable_core.cli.output import Output, instant, note, span
 from durable_core.cli.where import Where, options
 from durable_core.database.migrate import check
 from durable_core.deliveries.read import now as clock
-from durable_core.errors import NotFound, StalePlan
+from durable_core.errors import NotFound
 from durable_core.plans.read import MOST_PER_PAGE
 from durable_core.plans.rows import Plan, StepOf, lines_of
+from durable_core.refusals import StalePlan
 from durable_core.states import PlanState
 
 if TYPE_CHECKING:

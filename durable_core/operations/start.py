@@ -29,15 +29,8 @@ from durable_core.database.transactions import (
 from durable_core.deliveries import options
 from durable_core.deliveries.enqueue import MISSING
 from durable_core.deliveries.keys import KEY_WAIT, undone
-from durable_core.errors import (
-    IdempotencyConflict,
-    InvalidOption,
-    KeyInFlight,
-    NotConfigured,
-    OperationInFlight,
-    SchemaBehind,
-    TargetsUnresolved,
-)
+from durable_core.errors import IdempotencyConflict, InvalidOption, KeyInFlight, SchemaBehind
+from durable_core.refusals import NotConfigured, OperationInFlight, TargetsUnresolved
 from durable_core.states import OperationState
 
 log = logging.getLogger("durable.enqueue")

@@ -17,11 +17,12 @@ from durable_core.database.transactions import (
     carried,
     checked,
 )
-from durable_core.errors import DefinitionError, IllegalMove, Issue, NotFound, PlanRefused, RowBusy
+from durable_core.errors import DefinitionError, IllegalMove, NotFound, RowBusy
 from durable_core.plans.declare import Planned
 from durable_core.plans.propose import DEFAULT_EXPIRES, Drawn, draw_up
 from durable_core.plans.read import aget, checked_id, get
 from durable_core.plans.rows import Became, Line, Plan, lines_of
+from durable_core.refusals import Issue, PlanRefused
 from durable_core.states import PlanState
 
 _statements = beside(__file__)

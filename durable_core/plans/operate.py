@@ -19,16 +19,9 @@ from durable_core.database.transactions import (
     checked,
 )
 from durable_core.deliveries.options import who_or_why
-from durable_core.errors import (
-    IllegalMove,
-    InvalidOption,
-    NotFound,
-    PlanExpired,
-    RowBusy,
-    SelfApproval,
-    StalePlan,
-)
+from durable_core.errors import IllegalMove, InvalidOption, NotFound, RowBusy
 from durable_core.plans.read import checked_id
+from durable_core.refusals import PlanExpired, SelfApproval, StalePlan
 from durable_core.states import PlanState
 
 log = logging.getLogger("durable.operate")

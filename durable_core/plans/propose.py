@@ -23,10 +23,11 @@ from durable_core.database.transactions import (
     checked,
 )
 from durable_core.deliveries.options import seconds_of, who_or_why
-from durable_core.errors import InvalidArguments, InvalidOption, Issue, PlanRefused
+from durable_core.errors import InvalidArguments, InvalidOption
 from durable_core.plans.declare import Planned, Target, is_word, reader_of
 from durable_core.plans.read import aget, get
 from durable_core.plans.rows import Plan
+from durable_core.refusals import Issue, PlanRefused
 
 _statements = beside(__file__)
 

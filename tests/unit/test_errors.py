@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 import durable_core
-from durable_core import errors
+from durable_core import errors, refusals
 from durable_core.cli.exits import failure_of
 from durable_core.demo.nemesis import RedisInUse
 from durable_core.demo.run import DemoFailed
@@ -20,30 +20,32 @@ from durable_core.errors import (
     IllegalMove,
     InvalidArguments,
     InvalidOption,
-    Issue,
     KeyInFlight,
     KeyTaken,
     NotATask,
-    NotConfigured,
     NotFound,
     NotInstalled,
-    OperationInFlight,
-    PlanExpired,
-    PlanRefused,
     Retry,
     RowBusy,
     SchemaAhead,
     SchemaBehind,
-    SelfApproval,
-    StalePlan,
     StepTransactionOwned,
-    TargetsUnresolved,
     TooOldServer,
     UnknownHandler,
     UnsafePooler,
     UnsupportedTransaction,
 )
 from durable_core.local import LocalServicesError
+from durable_core.refusals import (
+    Issue,
+    NotConfigured,
+    OperationInFlight,
+    PlanExpired,
+    PlanRefused,
+    SelfApproval,
+    StalePlan,
+    TargetsUnresolved,
+)
 
 ALL = [
     DefinitionError("a sentence"), NotInstalled("a sentence"), UnsupportedTransaction("builtins.int"),
@@ -86,7 +88,8 @@ def test_a_reason_is_one_word_of_its_own_for_programs(error):
 
 
 def test_every_error_of_the_package_has_the_one_root_and_is_tested_here():
-    declared = {thing for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, DurableError)}
+    things = [*vars(errors).values(), *vars(refusals).values()]
+    declared = {thing for thing in things if isinstance(thing, type) and issubclass(thing, DurableError)}
     assert declared - {DurableError} == {type(error) for error in ALL}
 
 
