@@ -89,7 +89,7 @@ def test_a_schedule_is_found_by_its_id_and_its_journal_is_where_to_look(
 def test_what_names_nothing_is_not_found_and_task_ids_are_explained(durable: Run, command: str, text: str) -> None:
     result = durable(command, text, "--json")
     assert (result.exit_code, error_of(result)) == (4, "NOT_FOUND")
-    assert "first hint of a delivery has the delivery's own" in result.stderr
+    assert "the first hint of a row has the row's own" in result.stderr
 
 
 def test_a_step_key_of_another_kind_names_nothing(durable: Run, make: Callable[..., Made]) -> None:
