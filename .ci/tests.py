@@ -1,8 +1,8 @@
 """
 Run the whole suite: first what may run side by side, then what starts processes of its own.
 
-With `--long`, run at full size the scenarios that stop, freeze and fill servers of their own, and whatever else has a
-full size, instead. Every lane runs whatever the others say. The last line is the sum of all, after the reasons of all
+With `--long`, run at full size the scenarios that stop, freeze and fill servers of their own, whatever else has a full
+size, and what takes many seconds and proves no numbered case, instead. Every lane runs whatever the others say. The last line is the sum of all, after the reasons of all
 skips. More arguments go to pytest as they are.
 """
 
@@ -18,13 +18,16 @@ ELSEWHERE = ("--ignore=tests/celery", "--ignore=tests/faults")
 FILES = ("-n", "2", "--dist", "loadfile")
 """Two processes, each test file in one of them: its tests share workers and servers."""
 SUITE = (
-    {"parallel": ["-n", "2", "-m", "not serial"]},
+    {"parallel": ["-n", "3", "-m", "not serial and not long"]},
     # These wait for their processes most of the time, so together they take little longer than one.
-    {"workers": [*FILES, "-m", "serial", "tests/celery"], "serial": ["-m", "serial", *ELSEWHERE]},
+    {
+        "workers": [*FILES, "-m", "serial and not long", "tests/celery"],
+        "serial": ["-m", "serial and not long", *ELSEWHERE],
+    },
 )
 SCENARIOS = (
     {"faults": [*FILES, "--full-size", "tests/faults"]},
-    {"large": [*FILES, "--full-size", "-m", "full_size", "--ignore=tests/faults"]},
+    {"large": [*FILES, "--full-size", "-m", "full_size or long", "--ignore=tests/faults"]},
 )
 NO_TESTS_COLLECTED = 5
 

@@ -96,6 +96,18 @@ def test_importing_the_package_imports_no_celery_and_configures_nothing():
 # --- states ----------------------------------------------------------------------------------------
 
 
+def test_what_make_test_leaves_out_proves_no_numbered_case():
+    left_out = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                marks = {ast.unparse(one).removeprefix("pytest.mark.").split("(")[0] for one in node.decorator_list}
+                if "long" in marks:
+                    left_out.append(node.name)
+                    assert not marks & {"spec", "field"}, node.name
+    assert left_out
+
+
 def test_the_guards_in_the_migration_are_the_table_of_states():
     for guard in guards.GUARDS:
         assert guard.path.read_text(encoding="utf-8") == guard.sql()

@@ -50,6 +50,7 @@ def test_a_worker_is_idle_then_at_work_then_idle_and_leaves_nothing_behind(
     assert pulses.quick() == 6
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stopped_is_not_live_and_is_again_when_it_goes_on(pulses: Pulses) -> None:
     worker = pulses.start()
     worker.ready()
@@ -66,6 +67,7 @@ def test_a_worker_that_is_stopped_is_not_live_and_is_again_when_it_goes_on(pulse
     assert "is gone" in gone.says
 
 
+@pytest.mark.long
 def test_a_main_loop_that_hangs_elsewhere_is_told_at_once_and_is_given_up_later(
     pulses: Pulses, monkeypatch: pytest.MonkeyPatch
 ) -> None:

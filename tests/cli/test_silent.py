@@ -67,6 +67,7 @@ def test_a_look_at_a_server_that_falls_silent_ends_with_a_sentence(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.long
 def test_nothing_but_the_sentence_is_said(engine: Engine, relay: Relay) -> None:
     """In a process of its own, with the bound that it has: no handler of pytest's is there to take what is logged."""
     url = engine.url.set(host="127.0.0.1", port=relay.port).render_as_string(hide_password=False)

@@ -185,6 +185,7 @@ def test_it_carries_a_delivery_and_ctrl_c_leaves_nothing(folder: Path, start: St
     assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == [".durable", "shop.py"]
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.timeout(240)
 def test_a_killed_up_is_mended_by_the_next_which_names_a_child_that_dies(folder: Path, start: Start) -> None:

@@ -8,6 +8,7 @@ from durable_core.local.postgres import find_wheel_binaries
 from tests.elsewhere import ALL, PART, quick_servers, run_there
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.full_size
 def test_the_core_passes_on_postgres_17(sized: Callable[[list[str], list[str]], list[str]]) -> None:

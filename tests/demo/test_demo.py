@@ -98,6 +98,7 @@ def test_a_small_run_loses_nothing_and_says_so(directory: Path, seed: int) -> No
     assert not directory.exists()
 
 
+@pytest.mark.long
 def test_an_interrupted_run_ends_everything_and_exits_130(directory: Path) -> None:
     process = demo(directory, *SMALL)
     token = under_way(directory, process)
@@ -114,6 +115,7 @@ def test_an_interrupted_run_ends_everything_and_exits_130(directory: Path) -> No
     assert not directory.exists()
 
 
+@pytest.mark.long
 def test_a_killed_run_leaves_no_worker_and_does_not_break_the_next(directory: Path) -> None:
     """Without freezes: a process that is frozen when the demo is killed hears nothing, and the next run ends it."""
     process = demo(directory, "--orders", "40", "--kills", "2", "--freezes", "0", "--flushes", "1")
@@ -132,6 +134,7 @@ def test_a_killed_run_leaves_no_worker_and_does_not_break_the_next(directory: Pa
     assert not directory.exists()
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_finish_says_what_is_open_and_exits_1(directory: Path) -> None:
     """Workers that do not read the mail's queue: the checker must see what is left."""
     script = (

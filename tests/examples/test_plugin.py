@@ -284,6 +284,7 @@ def test_that_fails_beside_the_log(durable_engine, durable_worker):
 """
 
 
+@pytest.mark.long
 @pytest.mark.serial
 def test_a_worker_is_one_for_the_run_and_gets_over_what_each_test_does_to_it(programs: Programs) -> None:
     (programs.directory / "pytest.ini").write_text("[pytest]\npythonpath = .\n")

@@ -148,6 +148,7 @@ def test_servers_of_a_killed_parent_are_used_again(directory: Path, parent: subp
     assert not any(is_running(pid) for pid in pids)
 
 
+@pytest.mark.long
 def test_servers_of_a_killed_parent_that_do_not_answer_are_replaced(
     directory: Path, parent: subprocess.Popen[str]
 ) -> None:
