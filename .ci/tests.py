@@ -1,9 +1,9 @@
 """
 Run the whole suite: first what may run side by side, then what starts processes of its own.
 
-With `--long`, run at full size the scenarios that stop, freeze and fill servers of their own, whatever else has a full
-size, and what takes many seconds and proves no numbered case, instead. Every lane runs whatever the others say. The last line is the sum of all, after the reasons of all
-skips. More arguments go to pytest as they are.
+With `--long`, run instead: at full size the scenarios that stop, freeze and fill servers of their own, and whatever
+else has a full size; and what takes many seconds and proves no numbered case. Every lane runs whatever the others say.
+The last line is the sum of all, after the reasons of all skips. More arguments go to pytest as they are.
 """
 
 import subprocess
