@@ -35,7 +35,7 @@ taken as (
         beat_at = clock.now,
         deadline_at = clock.now + make_interval(secs => :timeout_seconds),
         lease_expires_at = clock.now + make_interval(secs => least(4 * :lease_seconds, :timeout_seconds)),
-        -- The window of the consent, anew from the start of each step.
+        -- The window of the consent, anew from the start of the run; each receipt stamps it again.
         continue_until = case c.state when 'approved' then clock.now + (p.expires_at - p.created_at)
             else p.continue_until end,
         hints = 0,

@@ -56,8 +56,8 @@ def compensate(
 
     Its steps are those that the kinds declare with `@kind.compensation`; it has the scopes of the old one unless others
     are given, its origin and its risk. It rolls nothing back, and claims no such thing. Raises NotFound; IllegalMove
-    where the plan has not ended, has no done step, or is compensated already; RowBusy; UnknownHandler where a kind is
-    not declared in this process; and what `propose` raises. All write nothing.
+    where the plan has not ended, has no done step, or is compensated already, be it in part; RowBusy; UnknownHandler
+    where a kind is not declared in this process; and what `propose` raises. All write nothing.
     """
     plan_id = checked_id(plan_id)
     carried(checked(tx), _locked(plan_id, origin))

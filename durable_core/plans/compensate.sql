@@ -12,7 +12,10 @@ select p.state, l.id is not null as locked,
     (
         select cast(c.id as text)
         from durable.plans c
-        where c.compensates = p.id and c.state in ('pending', 'approved', 'executing', 'executed')
+        where c.compensates = p.id
+          and (c.state in ('pending', 'approved', 'executing', 'executed')
+              -- What it did before it failed would be done a second time.
+              or exists (select from durable.plan_receipts r where r.plan_id = c.id and r.outcome = 'ok'))
         order by c.id
         limit 1
     ) as compensated_by

@@ -23,7 +23,7 @@ from durable_core.database.transactions import (
     checked,
 )
 from durable_core.deliveries.options import seconds_of, who_or_why
-from durable_core.errors import InvalidArguments, InvalidOption
+from durable_core.errors import IllegalMove, InvalidArguments, InvalidOption
 from durable_core.plans.declare import Planned, Target, is_word, reader_of
 from durable_core.plans.read import aget, get
 from durable_core.plans.rows import Plan
@@ -92,7 +92,10 @@ class Drawn:
     parameters: dict[str, object]
 
     def written(self) -> Steps[None]:
-        yield _statements.propose, {"id": self.id, **self.parameters}
+        rows = yield _statements.propose, {"id": self.id, **self.parameters}
+        if not rows:
+            of = str(self.parameters["compensates"])
+            raise IllegalMove("compensate", of, "compensated by another plan", "without one", "plan")
 
 
 def draw_up(

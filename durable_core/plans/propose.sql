@@ -1,6 +1,7 @@
 -- name: propose
 -- before: the caller's transaction is open
--- after:  one pending plan and its first line of history, which commit or vanish with the caller's own rows
+-- after:  one pending plan and its first line of history, which commit or vanish with the caller's own rows; no row back
+--         means that the plan which it makes up for has another compensation by now
 -- Steps come as text: their canonical form, over which the digest was made.
 with clock as materialized (
     select durable.durable_now() as now
@@ -13,6 +14,9 @@ proposed as (
         :step_count, :digest, cast(:scopes as text[]), :self_approval, :by, cast(:compensates as uuid),
         :kind, :queue, clock.now, clock.now + make_interval(secs => :expires_seconds)
     from clock
+    -- Two that compensate one plan at once: the second finds it done. A snapshot that is older gets 40001.
+    on conflict (compensates) where compensates is not null
+        and state in ('pending', 'approved', 'executing', 'executed') do nothing
     returning id, created_at, expires_at
 ),
 journalled as (

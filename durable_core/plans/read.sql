@@ -39,8 +39,9 @@ limit :limit
 -- The proposal of the same origin that came before this one.
 select cast(p.id as text) as id
 from durable.plans p
-where p.origin = cast(:origin as text) and p.id < cast(:id as uuid)
-order by p.id desc
+where p.origin = cast(:origin as text)
+  and (p.created_at, p.id) < (select o.created_at, o.id from durable.plans o where o.id = cast(:id as uuid))
+order by p.created_at desc, p.id desc
 limit 1
 
 -- name: waiting

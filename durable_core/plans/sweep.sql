@@ -71,6 +71,8 @@ with given as (
     update durable.plans p
     set hint_at = clock.now,
         hints = 0,
+        -- A deploy costs nothing, not the rest of the window either: another worker has a lease's time to take it.
+        continue_until = greatest(p.continue_until, clock.now + interval '120 s'),
         owner = null,
         lease_expires_at = null,
         deadline_at = null

@@ -23,6 +23,8 @@ released as (
     set state = :to_state,
         settled_fence = :fence,
         hint_at = clock.now + interval '10 s',
+        -- What kept the database from taking the step is not to end the plan: somebody has a lease's time to take it.
+        continue_until = greatest(p.continue_until, clock.now + interval '120 s'),
         hints = 0,
         held_reason = null,
         error_code = case when :to_state = 'failed' then cast(:error_code as text) end,

@@ -138,13 +138,21 @@ def test_a_plan_in_use_stays_as_it_is_whoever_asks(shop, engine):
         "update durable.plans set state = 'approved', approved_by = 'dana', approved_at = now(),"
         " approved_digest = 'another' where id = :id",
         "update durable.plans set state = 'rejected', finished_at = now() where id = :id",
+        "update durable.plans set kind = 'another' where id = :id",
+        "insert into durable.plans select (jsonb_populate_record(p, jsonb_build_object('id', gen_random_uuid(),"
+        " 'approved_by', p.proposed_by))).* from durable.plans p where p.id = :id",
     ]
     for change in changes:
         assert refused(engine, change, id=plan.id)[:5] in ("55000", "23514"), change
-    shop_claim = shop.approved(shop.step().planned(1))
+    shop_claim = shop.approved(shop.step().planned(1), shop.step().planned(2))
     shop.claim(shop_claim)
     for change in (
         "update durable.plans set owner = 'psql' where id = :id",
+        "update durable.plans set owner_pid = 1 where id = :id",
+        "with failed as (insert into durable.plan_receipts (plan_id, step, kind, outcome, fence, error_code)"
+        " values (:id, 0, 'k', 'failed', 1, 'x') returning plan_id)"
+        " update durable.plans p set receipts = 1, settled_fence = 1, owner = null, lease_expires_at = null,"
+        " deadline_at = null from failed f where p.id = f.plan_id",
         "update durable.plans set receipts = 1 where id = :id",
         "update durable.plans set approved_by = 'eve' where id = :id",
         "update durable.plans set state = 'executed', finished_at = now(), owner = null, lease_expires_at = null,"

@@ -785,6 +785,22 @@ def test_a_rejected_compensation_may_be_proposed_again(shop, worker, engine):
             plans.reject(tx, made.plan.id, by="dana")
 
 
+def test_what_a_compensation_did_before_it_failed_is_not_done_again(shop, worker, engine):
+    kind, fails = shop.step(), shop.step(boom)
+    kind.compensation(lambda arguments, output: kind.planned(output))
+    first = shop.step()
+    first.compensation(lambda arguments, output: fails.planned(1))
+    plan = shop.approved(first.planned(1), kind.planned(2))
+    shop.run(worker, plan, 2)
+    with engine.begin() as tx:
+        made = plans.compensate(tx, plan.id, by="assistant").plan
+        plans.approve(tx, made.id, by="dana", digest=made.digest)
+    shop.run(worker, made, 2)
+    assert (shop.get(made.id).state, shop.get(made.id).receipts[0].outcome) == ("failed", "ok")
+    with pytest.raises(IllegalMove, match=made.id), engine.begin() as tx:
+        plans.compensate(tx, plan.id, by="assistant")
+
+
 def test_where_nothing_makes_up_for_it_no_plan_is_proposed(shop, worker, engine):
     plain, nothing_to_do = shop.step(), shop.step()
     nothing_to_do.compensation(lambda arguments, output: None)

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from durable_core import IllegalMove, PlanExpired, RowBusy, kinds, plans
 from durable_core.claims.claim import Holder
@@ -309,6 +310,38 @@ def test_two_compensations_of_one_plan_at_once_are_one(shop, engine, other_engin
         one.commit()
     with pytest.raises(IllegalMove, match=made.plan.id), engine.begin() as tx:
         plans.compensate(tx, plan.id, by="dana")
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"])
+def test_two_that_look_before_either_writes_propose_one_compensation(shop, engine, other_engine, worker, level):
+    """In the function of the first, after its look, the other compensates the plan and commits."""
+    kind = shop.step()
+
+    def make_up(arguments, output):
+        kind.compensate = lambda arguments, output: kind.planned(output)
+        if level == "AUTOCOMMIT":  # the lock is gone with the statement
+            with engine.begin() as tx:
+                made.append(plans.compensate(tx, plan.id, by="dana").plan.id)
+        return kind.planned(output)
+
+    made = []
+    kind.compensation(make_up)
+    plan = shop.approved(kind.planned(1))
+    shop.run(worker, plan)
+    with other_engine.connect().execution_options(isolation_level=level) as one:
+        if level == "REPEATABLE READ":
+            one.execute(text("select 1 from durable.loops"))
+        if level != "AUTOCOMMIT":
+            kind.compensate = lambda arguments, output: kind.planned(output)
+            with engine.begin() as tx:
+                made.append(plans.compensate(tx, plan.id, by="dana").plan.id)
+        with pytest.raises((IllegalMove, DBAPIError)) as refused:
+            plans.compensate(one, plan.id, by="eve")
+    if isinstance(refused.value, DBAPIError):
+        assert (level, refused.value.orig.sqlstate) == ("REPEATABLE READ", "40001")
+    with engine.begin() as tx:
+        found = tx.execute(text("select cast(id as text) from durable.plans where compensates = :of"), {"of": plan.id})
+        assert found.scalars().all() == made
 
 
 def test_a_release_by_an_operator_meets_a_sweep(shop, engine, other_engine):

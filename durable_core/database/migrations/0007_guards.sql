@@ -8,8 +8,9 @@ declare
     legal boolean;
 begin
     if tg_op = 'INSERT' then
-        if new.state <> 'pending' or new.fence <> 0 or new.settled_fence <> 0 or new.receipts <> 0 then
-            raise exception 'plan %: a plan begins pending, with fence 0 and no receipt', new.id
+        if new.state <> 'pending' or new.fence <> 0 or new.settled_fence <> 0 or new.receipts <> 0
+            or new.approved_by is not null or new.approved_at is not null or new.kind <> new.steps -> 0 ->> 'kind' then
+            raise exception 'plan %: a plan begins pending, approved by nobody, with fence 0 and no receipt', new.id
                 using errcode = '55000', hint = 'Propose it, and let a person approve it.';
         end if;
         return new;
@@ -38,21 +39,30 @@ begin
             raise exception 'plan %: who approved it, and when, never changes', old.id
                 using errcode = '55000', hint = 'Propose another plan.';
         end if;
-        if new.approved_by = old.proposed_by and not old.self_approval then
-            raise exception 'plan %: its proposer may not approve it', old.id
-                using errcode = '55000', hint = 'Somebody else approves it.';
-        end if;
+    end if;
+    if old.state = 'pending' and new.state = 'approved' and new.approved_by = old.proposed_by
+        and not old.self_approval then
+        raise exception 'plan %: its proposer may not approve it', old.id
+            using errcode = '55000', hint = 'Somebody else approves it.';
+    end if;
+    if new.state in ('pending', 'approved', 'executing')
+        and new.kind <> new.steps -> cast(least(new.receipts, new.step_count - 1) as integer) ->> 'kind' then
+        raise exception 'plan %: % is not the kind of the step that was approved as the next', old.id, new.kind
+            using errcode = '55000', hint = 'Propose another plan.';
     end if;
     if new.receipts <> old.receipts and not (
         old.state = 'executing' and old.owner is not null and new.owner is null and new.receipts = old.receipts + 1
         and new.settled_fence = new.fence and new.settled_fence > old.settled_fence
-        and exists (select from durable.plan_receipts r where r.plan_id = old.id and r.step = old.receipts)
+        and exists (
+            select from durable.plan_receipts r
+            where r.plan_id = old.id and r.step = old.receipts and (r.outcome = 'ok') = (new.state <> 'failed'))
     ) then
         raise exception 'plan %: receipts go from % to % without a step that wrote one',
             old.id, old.receipts, new.receipts
             using errcode = '55000', hint = 'A step, its receipt and this count commit together.';
     end if;
-    if new.owner is not null and (old.owner is null or new.owner <> old.owner) and new.fence <> old.fence + 1 then
+    if new.owner is not null and new.fence <> old.fence + 1
+        and (old.owner is distinct from new.owner or old.owner_pid is distinct from new.owner_pid) then
         raise exception 'plan %: a claim raises the fence by one (fence % to %)', old.id, old.fence, new.fence
             using errcode = '55000', hint = 'Two owners of one fence could both write.';
     end if;

@@ -85,9 +85,12 @@ create index plans_due on durable.plans (queue, hint_at)
 create index plans_executing on durable.plans (id) where state = 'executing';
 -- Expire; and what waits for a person.
 create index plans_expiring on durable.plans (expires_at) where state in ('pending', 'approved');
--- The proposals of one origin, and the compensations of one plan.
-create index plans_origin on durable.plans (origin, id) where origin is not null;
-create index plans_compensates on durable.plans (compensates) where compensates is not null;
+-- The proposals of one origin.
+create index plans_origin on durable.plans (origin, created_at, id) where origin is not null;
+-- One compensation of a plan at a time, and none once one is done; and all that there were.
+create unique index plans_compensates on durable.plans (compensates)
+    where compensates is not null and state in ('pending', 'approved', 'executing', 'executed');
+create index plans_compensations on durable.plans (compensates) where compensates is not null;
 -- Prune.
 create index plans_finished on durable.plans (finished_at) where state in ('executed', 'failed', 'rejected', 'expired');
 

@@ -39,7 +39,8 @@ begin
         raise exception 'operation %: the ids of the other side never change once they are known', old.id
             using errcode = '55000', hint = 'Start another operation.';
     end if;
-    if new.owner is not null and (old.owner is null or new.owner <> old.owner) and new.fence <> old.fence + 1 then
+    if new.owner is not null and new.fence <> old.fence + 1
+        and (old.owner is distinct from new.owner or old.owner_pid is distinct from new.owner_pid) then
         raise exception 'operation %: a claim raises the fence by one (fence % to %)', old.id, old.fence, new.fence
             using errcode = '55000', hint = 'Two owners of one fence could both write.';
     end if;
