@@ -197,6 +197,9 @@ class _Running:
                 return self._refused("start" if came is None else "failure")
             except LockRefused as refused:
                 raise _Repeat(refused) from refused
+            except self.worker.time_limits as limit:
+                self.struck = True
+                raise _Alone(self._timed_out()) from limit
             if came is None:
                 came = self._effect(transaction, session)
             return self._committed(transaction, came)
@@ -331,6 +334,18 @@ class _Running:
                     return self._attempted(Outcome.UNKNOWN)
         except EffectEscaped as escaped:
             raise _Alone(_failed(escaped.reason, str(escaped))) from escaped
+        except self.worker.time_limits as limit:
+            self.struck = True
+            match came_to(self.worker, self.claim)[0]:
+                case Resolved.COMMITTED:
+                    log.info("commit_resolved", extra=self._facts(resolved="committed"))
+                case Resolved.NOT_COMMITTED:
+                    raise _Alone(self._timed_out()) from limit
+                case Resolved.LOST:
+                    return self._refused("success")
+                case Resolved.UNKNOWN | Resolved.NOT_ASKED:
+                    log.error("commit_unknown", extra=self._facts())
+                    return self._attempted(Outcome.UNKNOWN)
         except Exception as error:
             if is_infrastructure(error):
                 raise _Repeat(error) from error

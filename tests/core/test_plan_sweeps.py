@@ -255,7 +255,9 @@ def test_what_a_shutdown_cut_short_runs_again_and_its_old_owner_is_refused(shop,
     kind = shop.step(handler)
     plan = shop.approved(kind.planned(1))
     claim = shop.claim(plan, Holder(owner="nonce", pid=77))
+    clock.advance(16 * 60)  # the window of its consent is over, and its step was begun in time
     assert sweeps.give_back(database, "nonce", [77], shutdown=True) == 1
+    sweep.reap(database, heartbeat_seconds=8.0)
     row = shop.raw(plan.id)
     assert (row.state, row.owner, row.fence, row.settled_fence) == ("executing", None, 1, 0)
     assert attempt.carry_out(worker, kind, claim).outcome is Outcome.CLAIM_LOST, "nobody's, so not its either"

@@ -656,6 +656,35 @@ def test_a_time_limit_fails_the_step_and_leaves_no_connection_behind(shop, make_
     assert (shop.receipts(plan.id), shop.effects(plan.id)) == ([(0, "failed")], [])
 
 
+@pytest.mark.parametrize("sent", [False, True], ids=["before COMMIT", "after COMMIT"])
+def test_a_time_limit_that_strikes_around_the_commit_leaves_the_truth(shop, make_worker, sent):
+    """The receipt says what stands: the step is done, or it ran out of time and left nothing."""
+
+    class Limit(Exception): ...
+
+    worker, struck = make_worker(), []
+    worker.time_limits = (Limit,)
+
+    def strike(session):
+        if not struck and not session.in_nested_transaction():  # a released savepoint tells of a commit too
+            struck.append(True)
+            raise Limit
+
+    maker, when = worker.database.sessions, "after_commit" if sent else "before_commit"
+    event.listen(maker, when, strike)
+    try:
+        plan = shop.approved(shop.step().planned(1))
+        attempted = shop.run(worker, plan)[0]
+    finally:
+        event.remove(maker, when, strike)
+    assert struck
+    if sent:
+        assert (attempted.outcome, shop.receipts(plan.id)) == (Outcome.DONE, [(0, "ok")])
+        assert shop.effects(plan.id) == ["0:1"]
+    else:
+        assert (attempted.error_code, shop.receipts(plan.id), shop.effects(plan.id)) == ("TIMEOUT", [(0, "failed")], [])
+
+
 def test_a_step_that_ends_its_process_has_failed_interrupted(shop, worker):
     def handler(step):
         note(step)
