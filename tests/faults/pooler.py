@@ -137,6 +137,8 @@ DIRECT = {
         "tests/races/test_settle_orders.py::test_whatever_the_order_one_owner_settles",
         "tests/races/test_line_orders.py::test_of_a_line_one_at_a_time_and_the_first_that_is_committed",
         "tests/races/test_replace_orders.py::test_a_claim_carries_out_what_its_row_says",
+        "tests/races/test_operation_orders.py::test_of_two_acts_at_once_each_is_whole_or_nothing",
+        "tests/races/test_plan_races.py::test_whatever_the_order_of_a_step_",
         "tests/core/test_round_trips.py::test_connections_that_died_while_they_rested",
         "tests/core/test_connections.py::",
     ),
@@ -147,6 +149,7 @@ DIRECT = {
     "it waits until every other session has ended, and the pooler keeps its own": (
         "tests/core/test_sweeps.py::test_a_long_transaction_elsewhere_does_not_make_each_batch_of_prune_read",
         "tests/core/test_testing_kit.py::test_a_database_is_cloned_with_its_rows",
+        "tests/core/test_plans.py::test_a_time_limit_fails_the_step_and_leaves_no_connection_behind",
     ),
 }
 """What is left out, and why; each is the beginning of a name."""

@@ -86,15 +86,15 @@ def _supported(source: bytes) -> tuple[str, ...]:
 
 def _older_code(folder: Path) -> Path:
     """
-    The last commit that shipped the revision before today's newest, unpacked.
+    The last commit whose newest revision came before today's, unpacked: one change may bring several.
 
     The tree here may be ahead of the newest commit.
     """
-    before = sorted(path.stem[1:5] for path in (migrations.MIGRATIONS / "versions").glob("r*.py"))[-2]
     commits = _git("rev-list", "HEAD").stdout.decode().split() if shutil.which("git") else []
     for commit in commits:
         shown = _git("show", f"{commit}:durable_core/database/migrate.py")
-        if shown.returncode == 0 and _supported(shown.stdout)[-1:] == (before,):
+        found = _supported(shown.stdout) if shown.returncode == 0 else ()
+        if found and found[-1] < migrations.newest():
             archive = _git("archive", commit)
             subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
             return folder
