@@ -16,8 +16,13 @@ LONGEST = 300
 
 _BODY = re.compile(r"[\[{<]|\bb['\"]")
 """Where a body begins that a library put behind its sentence: JSON, HTML, bytes."""
-_URL = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.\-]*://)(?P<userinfo>[^/\s@]*@)?(?P<host>[^/\s?#'\"]*)[^\s'\"]*", re.I)
-_NAMED = re.compile(r"\b(?P<name>[\w\-]+)(?P<between>['\"]?\s*(?:[:=]|\bis\b)?\s*['\"]?)(?P<value>[^\s'\",;]+)")
+_URL = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.\-]*://)(?P<userinfo>[^/\s]*@)?(?P<host>[^/\s?#'\"]*)[^\s'\"]*", re.I)
+_USER = re.compile(r"[^\s:]*:\S+@")
+"""`user:password@` before a host, where no scheme says that it is a URL."""
+_NAMED = re.compile(
+    r"\b(?P<name>[\w\-]+)(?![\w\-])(?P<between>['\"]?\s*(?:[:=]|\bis\b)?\s*['\"]?)"
+    r"(?P<value>(?<=\")[^\"]+|(?<=')[^']+|[^\s'\",;]+)"
+)
 _BEARER = re.compile(r"\b(bearer|basic|token)\s+\S+", re.I)
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.~+/=]*")
 
@@ -34,9 +39,10 @@ def sanitised(said: str, ids: Iterable[str] = ()) -> str:
         return f"\0{len(urls) - 1}\0"
 
     text = _URL.sub(keep_host, text)
+    text = _USER.sub(f"{MASK}@", text)
     text = _BODY.split(text, maxsplit=1)[0]
     text = _BEARER.sub(lambda found: f"{found[1]} {MASK}", text)
-    text = _NAMED.sub(lambda f: f"{f['name']}{f['between']}{MASK}" if looks_secret(f["name"]) else f[0], text)
+    text = _without_named(text)
     text = _WORD.sub(lambda found: found[0] if _tells_nothing(found[0]) else MASK, text)
     text = re.sub(r"\0(\d+)\0", lambda found: urls[int(found[1])], text)
     return clean_text(text.strip(" :,;-"), LONGEST)
@@ -51,6 +57,17 @@ def of_error(error: BaseException, ids: Iterable[str] = ()) -> str:
     cleaned = sanitised(said, ids)
     name = type(error).__name__
     return f"{name}: {cleaned}" if cleaned else name
+
+
+def _without_named(text: str) -> str:
+    """Whatever follows the name of a secret is masked. What follows another word may be such a name itself."""
+    kept, at = list[str](), 0
+    while found := _NAMED.search(text, at):
+        secret = looks_secret(found["name"])
+        end = found.end() if secret else found.end("name")
+        kept.append(text[at : found.start("value")] + MASK if secret else text[at:end])
+        at = end
+    return "".join(kept) + text[at:]
 
 
 def _telling(host: str) -> str:

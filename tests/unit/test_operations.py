@@ -116,7 +116,7 @@ def test_a_wait_that_is_no_duration_is_refused_where_it_is_made(wait):
 
 SECRETS = (
     "hunter2", "s3cr3t", "op-77", "eyJhbGciOiJIUzI1NiJ9", "sk_live_4242abcd", "0198c0de-aaaa-7bbb-8ccc-1234567890ab",
-    "4242424242", "AbCdEfGhIjKlMnOpQrStUvWxYzAbCd", "correcthorse",
+    "4242424242", "AbCdEfGhIjKlMnOpQrStUvWxYzAbCd", "correcthorse", "abcdefgh", "hunter",
 )  # fmt: skip
 
 
@@ -127,6 +127,14 @@ SECRETS = (
         "Authorization: Bearer eyJhbGciOiJIUzI1NiJ9 was refused",
         "api_key=sk_live_4242abcd is wrong",
         "password is correcthorse",
+        "bad password=correcthorse",
+        "wrong api_key=abcdefgh",
+        "the login of dana failed: password=hunter",
+        'invalid secret "correcthorse"',
+        'invalid secret: "abcdefgh correcthorse"',
+        "user dana:hunter@host is refused",
+        "no route to :hunter@host",
+        "no route to amqp://dana:p@correcthorse@host/shop",
         "operation 0198c0de-aaaa-7bbb-8ccc-1234567890ab is gone",
         "account 4242424242 is closed",
         "key AbCdEfGhIjKlMnOpQrStUvWxYzAbCd is unknown",
@@ -150,6 +158,7 @@ def test_an_id_that_is_known_goes_although_it_looks_like_a_word():
 def test_what_helps_is_kept():
     found = of_error(ConnectionError("GET https://api.example.com/v1/branches?x=1 said 503: service unavailable"))
     assert found == "ConnectionError: GET https://api.example.com said 503: service unavailable"
+    assert sanitised("the bad word is the password") == "the bad word is the password"
     assert of_error(ValueError()) == "ValueError"
     assert len(sanitised("word " * 1000)) <= LONGEST
 
