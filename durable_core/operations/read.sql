@@ -5,7 +5,10 @@ select cast(o.id as text) as id, o.kind, o.queue, o.priority, o.key, cast(o.argu
     o.fence, o.settled_fence, o.owner, o.owner_pid, o.owner_host, o.claimed_at, o.beat_at, o.lease_expires_at,
     o.deadline_at, o.due_at, o.waiting_for, o.held_reason, o.error_code, o.error_message, o.canceled_by,
     o.canceled_reason, o.created_at, o.finished_at,
-    o.state = 'running' and o.owner is null and o.held_reason is null and o.due_at <= durable.durable_now() as poll_is_due
+    o.state = 'running' and o.owner is null and o.held_reason is null
+        and o.due_at <= (select durable.durable_now())
+        -- One that was hinted has its hint in the queue: readers add none while no worker takes it.
+        and o.hint_at <= (select durable.durable_now()) as poll_is_due
 from durable.operations o
 where o.id = cast(:id as uuid)
 

@@ -76,7 +76,7 @@ def poll(database: Database, carrier: wakes.Carrier | None = None) -> int:
 def _picked(connection: Connection, state: OperationState, empty: Collection[str]) -> list[wakes.Hint]:
     rows = run(
         connection, _statements.unhinted, state=state.value, empty=list(empty), limit=HINT_LIMIT,
-        precheck_seconds=PRECHECK_SECONDS,
+        precheck_seconds=PRECHECK_SECONDS, hint_seconds=HINT_SECONDS, longest_seconds=LONGEST_HINT_SECONDS,
     )  # fmt: skip
 
     def mark(some: list[Row]) -> list[Row]:

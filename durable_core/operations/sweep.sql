@@ -12,7 +12,8 @@ from (
 group by w.queue
 
 -- name: unhinted
--- before: due rows in this state that were not hinted lately, or whose queue is empty in the broker
+-- before: due rows in this state that were not hinted lately, or whose queue is empty in the broker. Of a kind that a
+--         worker did not know an empty queue says nothing: that worker has emptied it
 -- after:  locked, for `mark` in the same transaction; the longest unhinted first
 -- locks:  these rows, skipping what others hold
 with paused as materialized (
@@ -28,8 +29,12 @@ where (o.state = 'queued' or (o.state = 'running' and o.owner is null))
   and o.due_at <= (select durable.durable_now())
   and (o.hint_at <= (select durable.durable_now())
       -- One that a worker is looking at has taken its hint out of the queue.
-      or (o.queue = any (cast(:empty as text[])) and (o.state = 'running' or coalesce(o.beat_at
-          <= (select durable.durable_now() - make_interval(secs => :precheck_seconds)), true))))
+      or (o.queue = any (cast(:empty as text[])) and o.waiting_for is null
+          and (o.hints = 0 or o.hint_at
+              - make_interval(secs => least(:longest_seconds, :hint_seconds * 2 ^ least(o.hints - 1, 10)))
+              <= (select durable.durable_now() - interval '1 s'))
+          and (o.state = 'running' or coalesce(o.beat_at
+              <= (select durable.durable_now() - make_interval(secs => :precheck_seconds)), true))))
   and (o.state = 'running'
       or not exists (select from paused p where p.name = case p.what when 'queue' then o.queue else o.kind end))
 order by o.hint_at

@@ -306,6 +306,7 @@ def test_a_lost_message_is_sent_again_and_what_nobody_issues_fails_in_the_end(
 
     assert picked() == [ref.id]
     assert picked() == [], "hinted just now"
+    clock.advance(seconds=1.5)
     assert picked(["durable"]) == [ref.id], "its queue is empty: the hint is lost"
     clock.advance(seconds=1200)
     assert picked() == [ref.id]
@@ -694,7 +695,30 @@ def test_the_poll_sweep_hints_each_due_poll_once(database, carrier, reset, start
     assert [(hint.kind, hint.id, hint.first) for hint in carrier.published] == [(reset.name, ref.id, False)]
     assert sweep.poll(database) == 0, "its hint lies in the queue"
     carrier.lying.clear()
+    assert sweep.poll(database) == 0, "a worker has just taken it"
+    clock.advance(seconds=1.5)
     assert sweep.poll(database) == 1, "the queue was flushed"
+
+
+def test_an_empty_queue_is_no_reason_to_hint_a_kind_that_its_worker_did_not_know(
+    database, carrier, reset, start, look, clock
+):
+    ref = start(reset)
+    with database.transaction() as connection:
+        assert len(sweep.pick(connection, ["durable"])) == 1, "the queue was flushed"
+    assert wait_for_handler(database, reset.name, ref.id)
+    clock.advance(seconds=5)
+    with database.transaction() as connection:
+        assert sweep.pick(connection, ["durable"]) == []
+    clock.advance(seconds=6)
+    with database.transaction() as connection:
+        assert len(sweep.pick(connection, ["durable"])) == 1
+    look(reset, ref.id)
+    clock.advance(seconds=3)
+    assert wait_for_handler(database, reset.name, ref.id)
+    assert sweep.poll(database) == 0, "its poll is due, and no worker knows it"
+    clock.advance(seconds=11)
+    assert sweep.poll(database) == 1
 
 
 def test_a_read_drives_a_due_poll_and_no_more_than_one(carrier, engine, reset, start, look, clock):
@@ -707,6 +731,20 @@ def test_a_read_drives_a_due_poll_and_no_more_than_one(carrier, engine, reset, s
         clock.advance(seconds=3)
         for _ in range(5):
             operations.get(tx, ref.id)
+    assert [hint.id for hint in carrier.offered] == [ref.id]
+
+
+def test_a_read_adds_no_hint_to_one_that_no_worker_takes(carrier, database, engine, reset, start, look, clock):
+    ref = start(reset)
+    look(reset, ref.id)
+    carrier.offered.clear()
+    clock.advance(seconds=3)
+    assert sweep.poll(database) == 1
+    with engine.connect() as tx:
+        operations.get(tx, ref.id)
+        assert carrier.offered == [], "its hint lies in the queue"
+        clock.advance(seconds=11)
+        operations.get(tx, ref.id)
     assert [hint.id for hint in carrier.offered] == [ref.id]
 
 

@@ -125,7 +125,8 @@ class Hint(Actor):
     def act(self):
         for state in ("queued", "running"):
             found = self.run(
-                sweep._statements.unhinted, state=state, empty=["durable"], limit=10, precheck_seconds=30.0
+                sweep._statements.unhinted, state=state, empty=["durable"], limit=10, precheck_seconds=30.0,
+                hint_seconds=10.0, longest_seconds=600.0,
             )  # fmt: skip
             if found:
                 self.run(
