@@ -18,6 +18,9 @@ from durable_core.states import OPERATION_TERMINAL, OperationState
 log = logging.getLogger("durable.operate")
 _statements = beside(__file__)
 
+HELD_BACK = "held back"
+"""What a row `was` that a sweep holds back, where nobody would act on it before it is released."""
+
 
 @dataclass(frozen=True)
 class Act:
@@ -60,7 +63,8 @@ def poll(tx: Transaction, row_id: str, *, by: str, reason: str) -> None:
     """
     Have a running operation polled now, in the caller's transaction: a worker asks the other side after the commit.
 
-    Raises NotFound, IllegalMove for one that does not run, and RowBusy while it is being polled: all write nothing.
+    Raises NotFound, IllegalMove for one that does not run or is held back, which is released first, and RowBusy while
+    it is being polled: all write nothing.
     """
     act_on(tx, POLL, row_id, by=by, reason=reason)
 
@@ -88,7 +92,8 @@ def refusal(act: Act, row: Row) -> RowBusy | IllegalMove:
     """Why an act was not done to this row."""
     if row["busy"]:
         return RowBusy(act.name, row["id"], "operation")
-    return IllegalMove(act.name, row["id"], row["was"], act.needed, "operation")
+    needed = "released first" if row["was"] == HELD_BACK else act.needed
+    return IllegalMove(act.name, row["id"], row["was"], needed, "operation")
 
 
 def act_on_each(tx: Transaction, act: Act, row_ids: Sequence[str], *, by: str, reason: str) -> list[Row]:

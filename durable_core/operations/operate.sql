@@ -1,5 +1,6 @@
 -- What a person, or the application, does to operations. Each statement takes one id or several; each locks what it
--- moves, skipping what others hold. None issues a call: nothing may issue one again.
+-- moves, skipping what others hold. None issues a call: nothing may issue one again. A row `was` what it is under its
+-- lock: the statement's snapshot may be older.
 
 -- name: cancel
 -- before: queued, or running
@@ -41,19 +42,19 @@ journalled as (
         cast(:by as text), cast(:reason as text), l.lease_expires_at
     from acted a join locked l on l.id = a.id
 )
-select cast(o.id as text) as id, o.state as was, o.kind, o.queue, o.priority, o.external_ids is not null as known,
-    l.id is null as busy, a.id is not null as done
+select cast(o.id as text) as id, coalesce(l.state, o.state) as was, o.kind, o.queue, o.priority,
+    o.external_ids is not null as known, l.id is null as busy, a.id is not null as done
 from durable.operations o
 left join locked l on l.id = o.id
 left join acted a on a.id = o.id
 where o.id = any (cast(:ids as uuid[]))
 
 -- name: poll
--- before: running, and nobody asks the other side just now
+-- before: running, not held back, and nobody asks the other side just now
 -- after:  its poll is due now; nothing else of it changes
 -- locks:  the rows, skipping those that somebody has
 with locked as materialized (
-    select o.id, o.state, o.owner, o.due_at
+    select o.id, o.state, o.owner, o.held_reason
     from durable.operations o
     where o.id = any (cast(:ids as uuid[]))
     order by o.id
@@ -68,7 +69,7 @@ acted as (
         hint_at = clock.now,
         hints = 0
     from locked l, clock
-    where o.id = l.id and l.state = 'running' and l.owner is null
+    where o.id = l.id and l.state = 'running' and l.owner is null and l.held_reason is null
     returning o.id, o.state, o.fence
 ),
 journalled as (
@@ -76,8 +77,12 @@ journalled as (
     select a.id, 'operation', 'ask for a poll', a.state, a.state, a.fence, cast(:by as text), cast(:reason as text)
     from acted a
 )
-select cast(o.id as text) as id, o.state as was, o.kind, o.queue, o.priority, o.external_ids is not null as known,
-    l.id is null or (l.state = 'running' and l.owner is not null) as busy, a.id is not null as done
+select cast(o.id as text) as id,
+    case when l.state = 'running' and l.held_reason is not null then 'held back'
+        else coalesce(l.state, o.state) end as was,
+    o.kind, o.queue, o.priority, o.external_ids is not null as known,
+    l.id is null or (l.state = 'running' and l.owner is not null and l.held_reason is null) as busy,
+    a.id is not null as done
 from durable.operations o
 left join locked l on l.id = o.id
 left join acted a on a.id = o.id
@@ -107,8 +112,8 @@ journalled as (
         jsonb_build_object('held_reason', l.held_reason)
     from acted a join locked l on l.id = a.id
 )
-select cast(o.id as text) as id, o.state as was, o.kind, o.queue, o.priority, o.external_ids is not null as known,
-    l.id is null as busy, a.id is not null as done
+select cast(o.id as text) as id, coalesce(l.state, o.state) as was, o.kind, o.queue, o.priority,
+    o.external_ids is not null as known, l.id is null as busy, a.id is not null as done
 from durable.operations o
 left join locked l on l.id = o.id
 left join acted a on a.id = o.id

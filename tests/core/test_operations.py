@@ -23,7 +23,7 @@ from durable_core import (
 from durable_core.arguments import Signature
 from durable_core.database.connections import Database
 from durable_core.deliveries.worker import Outcome
-from durable_core.errors import DefinitionError, InvalidArguments, InvalidOption
+from durable_core.errors import DefinitionError, IllegalMove, InvalidArguments, InvalidOption
 from durable_core.operations import sweep
 from durable_core.operations.attempt import perform, wait_for_handler
 from durable_core.testing import drain
@@ -777,6 +777,21 @@ def test_a_row_that_a_sweep_fails_on_is_held_and_released(database, engine, rese
     with engine.begin() as tx:
         operations.release(tx, ref.id, by="dana", reason="mended")
     assert sweep.expire(database) == 1
+
+
+def test_a_poll_of_one_that_is_held_back_is_refused_until_it_is_released(engine, reset, start, look, operation_row):
+    ref = start(reset)
+    look(reset, ref.id)
+    with engine.begin() as tx:
+        tx.execute(text("update durable.operations set held_reason = 'no' where id = :id"), {"id": ref.id})
+    before = operation_row(ref.id)
+    with engine.begin() as tx, pytest.raises(IllegalMove, match="held back, not released first"):
+        operations.poll(tx, ref.id, by="dana", reason="now")
+    assert operation_row(ref.id) == before
+    with engine.begin() as tx:
+        operations.release(tx, ref.id, by="dana", reason="mended")
+        operations.poll(tx, ref.id, by="dana", reason="now")
+    assert operation_row(ref.id).due_at < before.due_at
 
 
 def test_issued_by_hand_is_checked():

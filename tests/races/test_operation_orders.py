@@ -1,6 +1,9 @@
 """Two connections at one operation, act by act in every order: each pair of the statements that guard it."""
 
 import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
@@ -318,3 +321,34 @@ def test_an_act_on_a_row_that_is_being_written_does_not_wait(engine, other_engin
         with pytest.raises(RowBusy) as busy:
             operations.cancel(second, row_id, by="dana", reason="no")
         assert "operation" in str(busy.value)
+
+
+def test_a_cancel_whose_snapshot_is_older_than_the_end_gives_the_ended_row_back(
+    engine, other_engine, reset, made, monkeypatch
+):
+    """The end commits after the cancel's statement has begun, and before it locks the row."""
+    row_id = made("polling")
+    source = operate._statements.cancel.source
+    gate = "where (select cast(pg_advisory_xact_lock(65) as text)) is not null and o.id ="
+    slow = replace(operate._statements.cancel, source=source.replace("where o.id =", gate, 1))
+    assert slow.source != source
+    monkeypatch.setattr(operate, "CANCEL", replace(operate.CANCEL, statement=slow))
+
+    def cancel():
+        with other_engine.begin() as tx:
+            return operations.cancel(tx, row_id, by="dana", reason="no")
+
+    with engine.connect() as gatekeeper, ThreadPoolExecutor(1) as thread:
+        gatekeeper.execute(text("select pg_advisory_xact_lock(65)"))
+        canceled = thread.submit(cancel)
+        waiting = text("select count(*) from pg_locks where locktype = 'advisory' and objid = 65 and not granted"
+                       " and database = (select oid from pg_database where datname = current_database())")  # fmt: skip
+        until = time.monotonic() + 30
+        while not gatekeeper.scalar(waiting) and time.monotonic() < until:
+            time.sleep(0.01)
+        with engine.begin() as tx:
+            ending = SettlePoll(tx, reset, row_id)
+            ending.do()
+            assert ending.won
+        gatekeeper.rollback()
+        assert canceled.result(30).state == "succeeded"
