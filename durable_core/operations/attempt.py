@@ -42,6 +42,8 @@ PUT_OFF_SECONDS = 10.0
 """How long one waits whose pre-check could not be made."""
 OUTAGE_SECONDS = 30.0
 """A poll that was due for so long, or for half of the patience, and not made: then our own polling had stood still."""
+ARRIVAL_SECONDS = 30.0
+"""So long after it was made, or half of the patience, a call may still come to be known to the other side."""
 LEAST_RECORD_SECONDS = 60.0
 """The ids of a call that was answered are tried to be recorded for so long: nobody else could ever tell them."""
 
@@ -172,6 +174,7 @@ def _ask_again(worker: Worker, kind: OperationKind, row_id: str) -> Attempted:
         taken = run(
             driver, _statements.take_again, **worker.holder.parameters, id=row_id, kind=kind.name,
             timeout_seconds=min(kind.timeout, POLL_SECONDS), outage_seconds=OUTAGE_SECONDS,
+            arrival_seconds=ARRIVAL_SECONDS,
         )  # fmt: skip
     if not taken:
         return Attempted(Outcome.NOTHING_TO_DO, row_id, kind.name)
@@ -276,8 +279,12 @@ class _Look:
             raise
         except BaseException as error:
             return self._not_answered(error, "FIND_FAILED", ())
+        if issued is None and self.row["may_arrive"]:
+            return self._ended(
+                Report(backs_off=True, code="NOT_FOUND_YET", message="the other side does not know it yet")
+            )
         if issued is None:
-            message = "the worker was lost around the call, and the other side knows nothing of it"
+            message = "what became of the call was not heard, and the other side knows nothing of it"
             return self._ended(Report(OperationState.FAILED, code="OUTCOME_UNKNOWN", message=message, move="not found"))
         return self._recorded(issued, "found")
 

@@ -153,6 +153,7 @@ select cast(r.id as text) as id, r.kind, r.fence, coalesce(r.deadline_at, r.fini
     cast(r.arguments as text) as arguments, cast(r.external_ids as text) as external_ids,
     cast(r.external_statuses as text) as external_statuses, r.finds,
     r.state = 'failed' as failed, r.error_code, r.error_message,
+    r.claimed_at < r.issued_at + make_interval(secs => least(:arrival_seconds, r.patience_seconds / 2)) as may_arrive,
     1 as attempt, 1 as max_attempts, 0 as interruptions, 0 as max_interruptions, null as ordering_key
 from (select t.* from taken t union all select f.* from failed f) as r
 

@@ -172,8 +172,9 @@ class OperationKind:
         """
         `find(step)` looks up, by `step.key`, what became of a call whose answer was lost: a decorator.
 
-        `Issued` where the other side knows it, None where it surely does not. It reads and issues nothing. Without it
-        such an operation ends as failed, outcome unknown.
+        `Issued` where the other side knows it, None where it does not: asked again until 30 s after the call, or half
+        of the patience, for it may still be taking the request. It reads and issues nothing. Without it such an
+        operation ends as failed, outcome unknown.
         """
         return self._hook("find", hook)
 

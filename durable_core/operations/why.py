@@ -42,7 +42,7 @@ def _running(row: Operation, now: datetime) -> str:
     if row.external_ids is None:
         if row.owner:
             return f"{place} is making its call"
-        return "its worker was lost around the call: it is being looked for on the other side"
+        return "what became of the call was not heard: it is being looked for on the other side"
     if row.owner:
         return f"{place} is asking the other side"
     late = (now - row.due_at).total_seconds()

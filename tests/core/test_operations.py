@@ -26,6 +26,7 @@ from durable_core.deliveries.worker import Outcome
 from durable_core.errors import DefinitionError, IllegalMove, InvalidArguments, InvalidOption
 from durable_core.operations import sweep
 from durable_core.operations.attempt import perform, wait_for_handler
+from durable_core.operations.why import why
 from durable_core.testing import drain
 
 PATIENCE = 300.0
@@ -527,6 +528,38 @@ def test_a_call_that_does_not_know_what_became_of_it_is_looked_for(
     remote.set("done")
     assert look(kind, ref.id, after=3).outcome is Outcome.SUCCEEDED
     assert remote.issued == 1
+
+
+def test_a_call_that_the_other_side_is_still_taking_is_asked_for_again(
+    remote, declare_operation, start, look, operation_row
+):
+    kind = declare_operation(finds=True)
+    kind.handler = lambda step, **_: (_ for _ in ()).throw(Retry("read timed out"))
+    ref = start(kind)
+    look(kind, ref.id)
+    patience = operation_row(ref.id).patience_until
+    assert look(kind, ref.id, after=3).outcome is Outcome.PUT_OFF
+    row = operation_row(ref.id)
+    assert (row.state, row.error_code, row.patience_until) == ("running", "NOT_FOUND_YET", patience)
+    assert "was not heard" in why(row, row.due_at)
+    remote.issue(f"{kind.name}:{ref.id}")
+    assert look(kind, ref.id, after=5).outcome is Outcome.ISSUED
+    assert operation_row(ref.id).external_ids == remote.ids()
+
+
+def test_a_call_that_the_other_side_never_knew_ends_after_a_while(
+    remote, declare_operation, start, look, operation_row
+):
+    kind = declare_operation(finds=True, lease=40, one_in_flight=False)
+    kind.handler = lambda step, **_: (_ for _ in ()).throw(Retry("read timed out"))
+    ref = start(kind)
+    look(kind, ref.id)
+    assert look(kind, ref.id, after=15).outcome is Outcome.PUT_OFF
+    assert look(kind, ref.id, after=10).outcome is Outcome.FAILED
+    row = operation_row(ref.id)
+    assert row.error_code == "OUTCOME_UNKNOWN"
+    assert row.error_message == "what became of the call was not heard, and the other side knows nothing of it"
+    assert remote.issued == 0
 
 
 def test_a_find_that_cannot_be_asked_is_asked_again_until_the_patience_is_over(

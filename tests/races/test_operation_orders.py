@@ -81,7 +81,7 @@ class TakeAgain(Actor):
     def act(self):
         return self.run(
             attempt._statements.take_again, **Holder().parameters, id=self.row_id, kind=self.kind.name,
-            timeout_seconds=300.0, outage_seconds=30.0,
+            timeout_seconds=300.0, outage_seconds=30.0, arrival_seconds=30.0,
         )  # fmt: skip
 
 
