@@ -147,7 +147,8 @@ class OperationKind:
         `poll(step, external_ids)` asks the other side: a dict of id to status, or a `Poll`. A decorator, and needed.
 
         It reads and changes nothing there. What it raises changes nothing of the operation, and it is asked again
-        later; `Retry(after=…)` says when.
+        later; `Retry(after=…)` says when, within the patience, which it does not move. A wait past the patience is
+        returned as `Poll(statuses, retry_after=…)`: the other side has answered.
         """
         return self._hook("poll", hook)
 
