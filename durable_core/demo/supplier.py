@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 import time
@@ -17,6 +18,7 @@ from sqlalchemy import Engine
 
 from durable_core import kinds
 from durable_core.demo.processes import Process, Processes
+from durable_core.errors import Retry
 from durable_core.local.server import free_port
 from durable_core.operations import read
 from durable_core.operations.declare import OperationKind, OperationStep, operation
@@ -38,7 +40,15 @@ def declare(port: int, queue: str) -> OperationKind:
         statuses={"done": "ok", "working": "running"},
     )  # fmt: skip
     def restock(step: OperationStep, parts: int) -> Issued:
-        return Issued(_asked(f"{url}/operations", {"key": step.key, "parts": parts})["ids"])
+        try:
+            return Issued(_asked(f"{url}/operations", {"key": step.key, "parts": parts})["ids"])
+        except urllib.error.HTTPError:
+            raise  # it has answered
+        except (OSError, http.client.HTTPException, ValueError) as lost:
+            if isinstance(getattr(lost, "reason", None), ConnectionRefusedError):
+                raise  # nobody was there to begin anything
+            # It may have begun: it is looked for by the key, and not ordered again.
+            raise Retry("the supplier's answer was lost") from lost
 
     @restock.poll
     def poll(step: OperationStep, ids: list[str]) -> dict[str, str]:
