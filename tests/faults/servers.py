@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
-from sqlalchemy import create_engine, text
+from sqlalchemy import NullPool, create_engine, text
 
 from durable_core.local.postgres import Postgres
 from durable_core.local.server import Record, account_for_servers, born_at
@@ -76,13 +76,20 @@ class Cluster:
             os.kill(pid, signal.SIGCONT)
 
     def set(self, **settings: str) -> None:
-        """ALTER SYSTEM and reload: for all sessions, the open ones included where the setting allows it."""
-        engine = create_engine(self.url, isolation_level="AUTOCOMMIT")
+        """ALTER SYSTEM and reload, until a new session has it; open ones follow where the setting allows it."""
+        engine = create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        loaded = text("select pg_conf_load_time()")
         with engine.connect() as connection:
+            before = connection.scalar(loaded)
             for name, value in settings.items():
                 connection.execute(text(f"alter system set {name} = '{value}'"))
             connection.execute(text("select pg_reload_conf()"))
-        engine.dispose()
+
+        def has_it() -> bool:
+            with engine.connect() as connection:
+                return bool(connection.scalar(loaded) > before)
+
+        wait_until(has_it, "the server has read its settings again")
 
     def remove(self) -> None:
         self._server.stop(remove=True)
