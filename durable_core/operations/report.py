@@ -59,13 +59,16 @@ def settle(worker: Worker, claim: Claim, held: Held, report: Report, *, seconds:
     while True:
         again += 1
         try:
+            if again > 1:
+                time.sleep(min(worker.pause(again - 1), 2.0))
             with worker.database.autocommit() as connection:
                 rows = run(connection, _statements.settle, **claim.naming, **_told(worker, report))
             if rows:
                 return rows[0]
             return _resolved(worker, claim)
         except worker.time_limits:
-            # It may have struck while a connection went in or out of the pool. What was answered is still to be told.
+            # It may have struck in the pause, or while a connection went in or out of the pool. What was answered is
+            # still to be told.
             worker.database.renew()
         except DATABASE_ERRORS as error:
             if not is_infrastructure(error) or (again >= 3 and time.monotonic() >= until):
@@ -76,7 +79,6 @@ def settle(worker: Worker, claim: Claim, held: Held, report: Report, *, seconds:
                 return Outcome.UNKNOWN
             if answer_lost(error):
                 log.warning("report_in_doubt", extra={"row_id": claim.id, "kind": claim.kind, "error": said(error)})
-        time.sleep(min(worker.pause(again), 2.0))
 
 
 def _resolved(worker: Worker, claim: Claim) -> Row | Outcome:

@@ -63,6 +63,28 @@ def test_the_end_that_a_poll_saw_is_recorded_although_an_answer_is_lost(
     assert operation_row(ref.id).state == "succeeded"
 
 
+def test_a_time_limit_between_two_tries_of_the_record_loses_no_ids(
+    far, relay, make_worker, reset, start, remote, operation_row
+):
+    class OutOfTime(Exception):
+        """As the pool raises it."""
+
+    struck = []
+
+    def strike(again):
+        if not struck:
+            struck.append(again)
+            raise OutOfTime
+        return 0.0
+
+    ref, worker = start(reset), make_worker(on=far)
+    worker.time_limits, worker.pause = (OutOfTime,), strike
+    cut = relay.cut_before(b"settled as (")
+    assert perform(worker, reset, ref.id).outcome is Outcome.ISSUED
+    assert (cut.done, struck, remote.issued) == (True, [1], 1)
+    assert operation_row(ref.id).external_ids
+
+
 def test_a_time_limit_in_the_call_is_an_unknown_outcome(make_worker, declare_operation, start, remote, operation_row):
     class OutOfTime(Exception):
         """As the pool raises it."""
