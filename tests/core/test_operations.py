@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from durable_core import (
@@ -959,3 +960,31 @@ def test_a_claim_that_was_frozen_past_the_patience_is_our_own_gap_and_not_the_ot
     assert look(kind, ref.id, after=3).outcome is Outcome.CLAIM_LOST
     row = operation_row(ref.id)
     assert (row.state, row.outage_at) == ("running", None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "kind = 'another'", "key = 'another'", "arguments = jsonb_build_object('other', 1)",
+        "digest = repeat('a', 64)", "started_by = 'eve'",
+        "one_in_flight = not one_in_flight", "trigger = 'scheduled'", "patience_seconds = 1", "every_seconds = 1",
+        "issued_at = durable.durable_now()", "external_ids = '[]'", "owner_pid = 1",
+    ],
+)  # fmt: skip
+def test_what_was_started_and_issued_never_changes_whoever_asks(engine, reset, start, look, operation_row, change):
+    """In plain SQL, as psql would send it. Somebody polls the row, so its process cannot be another under one fence."""
+    ref = start(reset)
+    look(reset, ref.id)
+    with engine.begin() as tx:
+        tx.execute(
+            text(
+                "update durable.operations set fence = fence + 1, owner = 'one', owner_pid = 7,"
+                " lease_expires_at = durable.durable_now(), deadline_at = durable.durable_now() where id = :id"
+            ),
+            {"id": ref.id},
+        )
+    before = operation_row(ref.id)
+    with pytest.raises(DBAPIError) as refused, engine.begin() as tx:
+        tx.execute(text(f"update durable.operations set {change} where id = :id"), {"id": ref.id})
+    assert refused.value.orig.sqlstate == "55000"
+    assert operation_row(ref.id) == before

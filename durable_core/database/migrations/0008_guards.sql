@@ -27,7 +27,8 @@ begin
     end if;
     if new.id <> old.id or new.kind <> old.kind or new.key is distinct from old.key or new.arguments <> old.arguments
         or new.digest <> old.digest or new.started_by <> old.started_by or new.created_at <> old.created_at
-        or new.one_in_flight <> old.one_in_flight then
+        or new.one_in_flight <> old.one_in_flight or new.trigger <> old.trigger
+        or new.patience_seconds <> old.patience_seconds or new.every_seconds <> old.every_seconds then
         raise exception 'operation %: what was started never changes', old.id
             using errcode = '55000', hint = 'Start another operation.';
     end if;
