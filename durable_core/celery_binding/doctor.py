@@ -51,6 +51,8 @@ def installation(durable: Durable) -> Installation:
         sweeps=at_hand.settings.sweeps(),
         kinds={name for kind in known for name in kind.names},
         periodic={kind.name for kind in known if kind.cadence is not None},
+        steps={name for kind in kinds.plan_steps for name in kind.names},
+        operations={name for kind in kinds.operations for name in kind.names},
         assumed=at_hand.instead_of("durable_sweep_intervals", "the interval is the default"),
     )
 
@@ -135,7 +137,7 @@ def modules(durable: Durable) -> Iterator[Finding]:
             "mend that import; a worker of this app does not start",
         )  # fmt: skip
     else:
-        yield well("modules", f"{len(list(kinds.deliveries))} kinds are declared")
+        yield well("modules", f"{len(list(kinds.known()))} kinds are declared")
 
 
 def beat(durable: Durable) -> Iterator[Finding]:
@@ -170,6 +172,11 @@ def beat(durable: Durable) -> Iterator[Finding]:
         yield well("beat", f"{len(wanted)} entries drive the sweeps")
 
 
+def _kinds() -> list[Any]:
+    """What is declared, of every contract: each has a time limit."""
+    return list(kinds.known())
+
+
 def _of(entry: Any, name: str) -> Any:
     return entry.get(name) if isinstance(entry, Mapping) else getattr(entry, name, None)
 
@@ -199,7 +206,7 @@ def _of_celery(conf: Any) -> Iterator[Finding]:
             "task_acks_late = False, and acks_late=True on those of your tasks that need it",
         )  # fmt: skip
     visibility = options.get("visibility_timeout")
-    longest = max((kind.timeout for kind in kinds.deliveries), default=0.0)
+    longest = max((kind.timeout for kind in _kinds()), default=0.0)
     if visibility is not None and visibility < max(SHORTEST_VISIBILITY, longest):
         yield found(
             "celery", Reason.VISIBILITY_SHORT,
@@ -367,7 +374,7 @@ def _unread(read: set[str], due: Mapping[str, bool]) -> Iterator[Finding]:
             f"work is due on queue {queue}, new or paused or held, and no worker that answered reads it",
             f"celery -A … worker -Q {QUEUE_PREFIX}{queue}, unless one is starting or its pause means that",
         )  # fmt: skip
-    for queue in sorted({kind.queue for kind in kinds.deliveries} - due.keys() - read):
+    for queue in sorted({kind.queue for kind in kinds.known()} - due.keys() - read):
         yield found(
             "workers", Reason.QUEUE_UNREAD_IDLE, f"kinds are declared for queue {queue}, which nobody reads",
             f"celery -A … worker -Q {QUEUE_PREFIX}{queue}, before work comes",

@@ -14,7 +14,7 @@ from durable_core.cli.where import Where, options
 from durable_core.database.connections import Database
 from durable_core.database.statements import use_schema
 from durable_core.doctor import database as of_database
-from durable_core.doctor import process, work
+from durable_core.doctor import process, standstill, work
 from durable_core.doctor.findings import Check, Examination, Finding, Status, examine
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def _checks(database: Database, durable: Durable | None, *, schema_given: bool) 
                 assumed_connection=f"the app may connect otherwise, for {NO_APP}",
             ),
             *work.checks(database, lambda: installation),
+            *standstill.checks(database, lambda: installation),
             *process.checks(),
         ]  # fmt: skip
     # Not at the top: the commands that need no Celery do not wait for its import.
@@ -89,6 +90,7 @@ def _checks(database: Database, durable: Durable | None, *, schema_given: bool) 
             assumed_grace=at_hand.instead_of(of_celery.LEASE, "the lease is the default"),
         ),
         *work.checks(database, lambda: of_celery.installation(durable)),
+        *standstill.checks(database, lambda: of_celery.installation(durable)),
         *(check for check in of_app if check.room != of_celery.SETTINGS_ROOM),
         *process.checks(),
     ]  # fmt: skip
@@ -96,7 +98,8 @@ def _checks(database: Database, durable: Durable | None, *, schema_given: bool) 
 
 def _due(database: Database) -> dict[str, bool]:
     with of_database.looking(database) as connection:
-        return work.due_queues(connection)
+        due, others = work.due_queues(connection), standstill.due_queues(connection)
+    return {queue: due.get(queue, False) or others.get(queue, False) for queue in {*due, *others}}
 
 
 def _print(out: Output, made: Examination, verbose: bool) -> None:

@@ -36,13 +36,17 @@ SCHEDULES_SINCE = "0003"
 @dataclass(frozen=True)
 class Installation:
     """
-    What the code at hand knows. `kinds` and `periodic` are None where no app was loaded: then nothing is undeclared.
-    `assumed` says why the intervals of the sweeps are the defaults, where nobody could be asked.
+    What the code at hand knows: the kinds of deliveries, the `steps` of plans, `operations`, and what is `periodic`.
+
+    Each is None where no app was loaded: then nothing is undeclared. `assumed` says why the intervals of the sweeps are
+    the defaults, where nobody could be asked.
     """
 
     sweeps: tuple[Sweep, ...]
     kinds: Collection[str] | None = None
     periodic: Collection[str] | None = None
+    steps: Collection[str] | None = None
+    operations: Collection[str] | None = None
     assumed: str = ""
 
 
@@ -118,13 +122,13 @@ def _remarked(rows: Iterable[Row]) -> Iterator[Finding]:
         if row["waiting_for"] == "handler":
             yield found(
                 "waiting", Reason.WAITING_FOR_HANDLER,
-                f"{_rows(row['rows'])} of {kind} met a worker without its code, on queue {queue}",
+                f"{counted(row['rows'])} of {kind} met a worker without its code, on queue {queue}",
                 f"deploy the code of {kind} to the workers that read {queue}",
             )  # fmt: skip
         elif row["waiting_for"] == "arguments":
             yield found(
                 "waiting", Reason.WAITING_FOR_ARGUMENTS,
-                f"{_rows(row['rows'])} of {kind} have other arguments than its handler takes, on queue {queue}",
+                f"{counted(row['rows'])} of {kind} have other arguments than its handler takes, on queue {queue}",
                 f"deploy the {kind} that takes them; durable deliveries list --kind {kind} shows them",
             )  # fmt: skip
 
@@ -134,7 +138,7 @@ def _undeclared(rows: Iterable[Row], known: Collection[str] | None) -> Iterator[
     if strange:
         yield found(
             "waiting", Reason.KIND_UNDECLARED,
-            f"due of kinds that this app does not declare: {_named([f'{_rows(n)} of {kind}' for kind, n in strange])}",
+            f"due of kinds that this app does not declare: {named([f'{counted(n)} of {kind}' for kind, n in strange])}",
             "nothing, if another app on this schema declares them; else import the module that does",
         )  # fmt: skip
 
@@ -142,7 +146,7 @@ def _undeclared(rows: Iterable[Row], known: Collection[str] | None) -> Iterator[
 def _held(rows: Iterable[Row]) -> Iterator[Finding]:
     for kind, count in _by_kind(rows):
         yield found(
-            "waiting", Reason.HELD_ROWS, f"{_rows(count)} of {kind} made a sweep fail and are passed over",
+            "waiting", Reason.HELD_ROWS, f"{counted(count)} of {kind} made a sweep fail and are passed over",
             f"durable deliveries list --kind {kind}, mend the cause, then: durable deliveries release ID",
         )  # fmt: skip
 
@@ -165,13 +169,14 @@ def due_queues(connection: Connection) -> dict[str, bool]:
     return {row["queue"]: row["overdue"] for row in rows}
 
 
-def _named(names: Sequence[str]) -> str:
+def named(names: Sequence[str]) -> str:
     """So many as anybody reads."""
     rest = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f", and {rest} more" if rest > 0 else "")
 
 
-def _rows(count: int) -> str:
+def counted(count: int) -> str:
+    """Rows as people say them; at the limit it means "or more"."""
     return "1 row" if count == 1 else f"{count}{'+' if count >= LOOKED_AT else ''} rows"
 
 
@@ -213,7 +218,7 @@ def schedules(connection: Connection, declared: Collection[str] | None) -> list[
     if strange:
         findings.append(
             found(
-                "schedules", Reason.SCHEDULE_UNDECLARED, f"of kinds that this app does not declare: {_named(strange)}",
+                "schedules", Reason.SCHEDULE_UNDECLARED, f"of kinds that this app does not declare: {named(strange)}",
                 "nothing, if another app on this schema declares them; else import the module that does, or: "
                 "durable cron pause KIND --by … --reason …",
             )

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from durable_core.database.connections import Database
 from durable_core.doctor import database as of_database
-from durable_core.doctor import work
+from durable_core.doctor import standstill, work
 from durable_core.doctor.findings import Check, Examination, Finding, Reason, Status, examine
 from durable_core.local.services import Addresses
 from durable_core.sweeps import SWEEPS
@@ -65,6 +65,7 @@ def checks_of(engine: Engine) -> list[Check]:
     return [
         *of_database.checks(database, grace_seconds=30),
         *work.checks(database, lambda: work.Installation(SWEEPS)),
+        *standstill.checks(database, lambda: work.Installation(SWEEPS)),
     ]
 
 
