@@ -97,8 +97,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "durable_held", _GAUGE, ("queue", "kind", "state"),
-        "Deliveries on which a sweep failed, and which wait until a person releases them; among those counted.",
-        "waiting, processing",
+        "Deliveries, plans and operations on which a sweep failed, and which wait until a person releases them; among "
+        "those counted. A kind is of one contract.",
+        "waiting, processing, plans, operations",
     ),
     Metric(
         "durable_dead_letters", _GAUGE, ("kind",),
@@ -114,12 +115,22 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "durable_plans", _GAUGE, ("state",),
         "Plans that wait for a person (pending), for a worker (approved), or have begun (executing); 10,000 means or "
-        "more.",
+        "more, of the first two together.",
         "plans",
     ),
     Metric(
         "durable_plan_oldest_pending_timestamp_seconds", _GAUGE, (),
         "When the plan that waits for a person longest was proposed. No series where none waits.", "plans",
+    ),
+    Metric(
+        "durable_operations", _GAUGE, ("kind", "state"),
+        "Operations that wait for their call (queued), or run: are called or polled (running); 10,000 means or more.",
+        "operations",
+    ),
+    Metric(
+        "durable_operations_overdue", _GAUGE, ("kind",),
+        "Operations past their patience, or not issued in time, which no sweep has ended yet; among those counted.",
+        "operations",
     ),
     Metric(
         "durable_loop_last_success_timestamp_seconds", _GAUGE, ("loop",),
@@ -146,6 +157,22 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "durable_lease_expirations_total", _COUNTER, ("queue",),
         "Attempts whose worker was lost: its lease lapsed, or its process died.", "journal",
+    ),
+    Metric(
+        "durable_plan_steps_total", _COUNTER, ("kind", "outcome"),
+        "Steps of plans that have ended: ok, failed, conflict by their receipts; no_receipt where a plan has failed "
+        "without one, such as an interrupted one. Counted when the plan ends.",
+        "steps",
+    ),
+    Metric(
+        "durable_operations_ended_total", _COUNTER, ("kind", "outcome"),
+        "Operations that ended: succeeded, failed, canceled; outcome_unknown where a call may have got through.",
+        "operations_ended",
+    ),
+    Metric(
+        "durable_operation_polls_total", _COUNTER, ("kind", "outcome"),
+        "Polls by what came of them: answered, or unanswered: one that failed, or a look for what became of a call.",
+        "polls, operations_ended",
     ),
     Metric(
         "durable_attempt_duration_seconds", _HISTOGRAM, ("kind",),

@@ -84,9 +84,13 @@ class Observer:
             "pauses": sample.pauses,
             "schedules": sample.schedules,
             "plans": sample.plans,
+            "operations": sample.operations,
             "loops": self._look_at_loops,
             "finished": self.tails.finished,
             "journal": self.tails.journal,
+            "steps": self.tails.steps,
+            "polls": self.tails.polls,
+            "operations_ended": self.tails.operations_ended,
             "enqueued": self.tails.enqueued,
         }
 

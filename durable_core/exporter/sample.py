@@ -157,9 +157,28 @@ def plans(connection: Connection) -> Gauges:
     rows = run(connection, _statements.plans, limit=COUNT_LIMIT)
     oldest = [row["oldest"] for row in rows if row["state"] == "pending"]
     return {
-        "durable_plans": {(row["state"],): float(row["rows"]) for row in rows},
-        "durable_plan_oldest_pending_timestamp_seconds": {(): oldest[0]} if oldest else {},
+        "durable_plans": _summed(rows, "rows", "state"),
+        "durable_plan_oldest_pending_timestamp_seconds": {(): min(oldest)} if oldest else {},
+        "durable_held": _summed(rows, "held", "queue", "kind", "state"),
     }
+
+
+def operations(connection: Connection) -> Gauges:
+    rows = run(connection, _statements.operations, limit=COUNT_LIMIT)
+    return {
+        "durable_operations": _summed(rows, "rows", "kind", "state"),
+        "durable_operations_overdue": _summed(rows, "overdue", "kind"),
+        "durable_held": _summed(rows, "held", "queue", "kind", "state"),
+    }
+
+
+def _summed(rows: list[Row], count: str, *labels: str) -> dict[Labels, float]:
+    """One count of the rows by these labels; no series where it is none."""
+    found: dict[Labels, float] = defaultdict(float)
+    for row in rows:
+        if row[count]:
+            found[tuple(row[label] for label in labels)] += row[count]
+    return dict(found)
 
 
 def loops(rows: list[Row]) -> Gauges:

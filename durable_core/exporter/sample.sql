@@ -126,20 +126,43 @@ where s.paused_at is null or s.paused_until <= (select durable.durable_now())
 limit :limit
 
 -- name: plans
--- Plans that are not done with, by state, up to the limit of each; and when the one that waits longest was proposed.
-select s.state, count(w.created_at) as rows, cast(extract(epoch from min(w.created_at)) as float8) as oldest
-from (values ('pending'), ('approved'), ('executing')) as s (state)
-cross join lateral (
-    (select p.created_at
+-- Plans that are not done with, by state, queue and the kind of their next step: those that wait or were approved, the ones
+-- that expire first, up to the limit, and of those that run the oldest, as many; how many of them a sweep holds; and when
+-- the one that waits longest was proposed.
+select w.state, w.queue, w.kind, count(*) as rows, count(w.held_reason) as held,
+    cast(extract(epoch from min(w.created_at)) as float8) as oldest
+from (
+    (select p.state, p.queue, p.kind, p.held_reason, p.created_at
      from durable.plans p
-     where p.state in ('pending', 'approved') and p.state = s.state
+     where p.state in ('pending', 'approved')
      order by p.expires_at
      limit :limit)
     union all
-    (select p.created_at
+    (select p.state, p.queue, p.kind, p.held_reason, p.created_at
      from durable.plans p
-     where p.state = 'executing' and s.state = 'executing'
+     where p.state = 'executing'
      order by p.id
      limit :limit)
 ) as w
-group by s.state
+group by w.state, w.queue, w.kind
+
+-- name: operations
+-- Operations that are not done with, by state, queue and kind, up to the limit of each state: those to be issued soonest,
+-- and the oldest of those that run; how many of them a sweep holds, and how many are past their patience, or past the
+-- time to issue them.
+select w.state, w.queue, w.kind, count(*) as rows, count(w.held_reason) as held,
+    count(*) filter (where w.until <= (select durable.durable_now())) as overdue
+from (
+    (select o.state, o.queue, o.kind, o.held_reason, o.start_before as until
+     from durable.operations o
+     where o.state = 'queued'
+     order by o.start_before
+     limit :limit)
+    union all
+    (select o.state, o.queue, o.kind, o.held_reason, o.patience_until
+     from durable.operations o
+     where o.state = 'running'
+     order by o.id
+     limit :limit)
+) as w
+group by w.state, w.queue, w.kind

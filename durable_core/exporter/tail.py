@@ -30,6 +30,9 @@ ENQUEUE_LAG_SECONDS = 60.0
 BATCH = 10_000
 """Rows that a look reads at most: what is left is read by the looks after it."""
 
+MOST_RUNNING = 10_000
+"""Running operations whose polls are counted as they are made; those beyond are counted when they end."""
+
 LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 LAST_SEQ = 2**63 - 1
 
@@ -53,13 +56,19 @@ class Place:
     id: Any
 
 
+Polls = tuple[int, int]
+"""How many were answered, and how many were not."""
+
+
 @dataclass
 class Tails:
-    """What each of the three has counted, and how far. The first look of each only says where to begin."""
+    """What each look has counted, and how far. The first one of each only says where to begin."""
 
     series: dict[str, Series] = field(default_factory=counters)
     batch: int = BATCH
     places: dict[str, Place] = field(default_factory=dict)
+    polled: dict[str, Polls] | None = None
+    """How often each operation had been polled when it was last looked at; None before the first look."""
 
     def finished(self, connection: Connection) -> None:
         """Count the rows that were sent, canceled or expired since."""
@@ -97,6 +106,55 @@ class Tails:
         self.series["durable_attempts_total"].add((row["queue"], row["kind"], row["what"]), row["rows"])
         if row["lost"]:
             self.series["durable_lease_expirations_total"].add((row["queue"],), row["lost"])
+
+    def steps(self, connection: Connection) -> None:
+        """Count the steps of the plans that ended since."""
+        place = self._place("steps", connection, LAST_ID)
+        if place is None:
+            return
+        rows = run(connection, _statements.steps, at=place.at, id=place.id, limit=self.batch, lag_seconds=LAG_SECONDS)
+        self._told("steps", rows, self._one_step, LAST_ID)
+
+    def _one_step(self, row: Row) -> None:
+        self.series["durable_plan_steps_total"].add((row["kind"], row["what"]), row["rows"])
+
+    def polls(self, connection: Connection) -> None:
+        """Count the polls of the operations that run, made since. What was made before the first look is left out."""
+        rows = run(connection, _statements.polls, limit=MOST_RUNNING)
+        begins, self.polled = self.polled is None, self.polled or {}
+        for row in rows:
+            if begins:
+                self.polled[row["id"]] = (row["answered"], row["unanswered"])
+            else:
+                self._polled(row)
+        while len(self.polled) > 2 * MOST_RUNNING:  # of rows that somebody deleted
+            del self.polled[next(iter(self.polled))]
+
+    def _polled(self, row: Row) -> None:
+        assert self.polled is not None
+        now = (row["answered"], row["unanswered"])
+        before = self.polled.get(row["id"], (0, 0))
+        self.polled[row["id"]] = now
+        for outcome, more in zip(("answered", "unanswered"), map(int.__sub__, now, before), strict=True):
+            if more > 0:
+                self.series["durable_operation_polls_total"].add((row["kind"], outcome), more)
+
+    def operations_ended(self, connection: Connection) -> None:
+        """Count the operations that ended since, and those of their polls that were not counted while they ran."""
+        place = self._place("operations_ended", connection, LAST_ID)
+        if place is None or self.polled is None:
+            return
+        rows = run(
+            connection, _statements.operations_ended, at=place.at, id=place.id, limit=self.batch,
+            lag_seconds=LAG_SECONDS,
+        )  # fmt: skip
+        self._told("operations_ended", rows, self._one_operation, LAST_ID)
+
+    def _one_operation(self, row: Row) -> None:
+        assert self.polled is not None
+        self.series["durable_operations_ended_total"].add((row["kind"], row["what"]), 1)
+        self._polled(row)
+        del self.polled[row["id"]]
 
     def enqueued(self, connection: Connection) -> None:
         """Count the rows that were written since."""

@@ -1,5 +1,5 @@
 -- name: finished_until
--- The instant up to which finished rows and journal lines are counted: whoever wrote one earlier has committed it, and a
+-- The instant up to which rows that ended and journal lines are counted: whoever wrote one earlier has committed it, and a
 -- replica has it. Null on a replica that does not know yet how far it is.
 select durable.known_until() - make_interval(secs => :lag_seconds) as until
 
@@ -92,6 +92,83 @@ select c.until, (select count(*) from lines) as read, k.at as kept_at, k.seq as 
 from clock c
 left join kept k on true
 left join told t on true
+
+-- name: steps
+-- The plans that ended after the place where the look before stopped, by the index of their end, at most the limit: their
+-- receipts by kind and outcome. A failed plan all of whose receipts are ok has none of the step that it failed at.
+with clock as materialized (
+    select durable.known_until() - make_interval(secs => :lag_seconds) as until
+),
+ended as materialized (
+    select p.id, p.kind, p.state, p.finished_at
+    from durable.plans p
+    where p.state in ('executed', 'failed', 'rejected', 'expired')
+      and p.finished_at >= cast(:at as timestamptz)
+      and p.finished_at <= (select c.until from clock c)
+      and (p.finished_at, p.id) > (cast(:at as timestamptz), cast(:id as uuid))
+    order by p.finished_at, p.id
+    limit :limit
+),
+told as (
+    select s.kind, s.what, count(*) as rows
+    from (
+        select r.kind, r.outcome as what
+        from ended e
+        cross join lateral (select r.kind, r.outcome from durable.plan_receipts r where r.plan_id = e.id) as r
+        union all
+        select e.kind, 'no_receipt'
+        from ended e
+        where e.state = 'failed'
+          and not exists (select from durable.plan_receipts r where r.plan_id = e.id and r.outcome <> 'ok')
+    ) as s
+    group by s.kind, s.what
+),
+kept as (
+    select e.finished_at, e.id from ended e order by e.finished_at desc, e.id desc limit 1
+)
+select c.until, (select count(*) from ended) as read, k.finished_at as kept_at, cast(k.id as text) as kept_id,
+    t.kind, t.what, t.rows
+from clock c
+left join kept k on true
+left join told t on true
+
+-- name: polls
+-- How often each running operation was polled: with an answer, and without. Every claim but the first, which issues, and
+-- the one that is under way asked the other side.
+select cast(o.id as text) as id, o.kind, o.polls as answered,
+    greatest(o.fence - 1 - o.polls - cast(o.owner is not null and o.fence > 1 as integer), 0) as unanswered
+from durable.operations o
+where o.state = 'running'
+order by o.id
+limit :limit
+
+-- name: operations_ended
+-- The operations that ended after the place where the look before stopped, by the index of their end, at most the limit;
+-- what came of each, and how often it was polled in all. A cancel raises the fence, and asks nobody.
+with clock as materialized (
+    select durable.known_until() - make_interval(secs => :lag_seconds) as until
+),
+ended as materialized (
+    select o.id, o.kind, o.state, o.error_code, o.polls, o.fence, o.finished_at
+    from durable.operations o
+    where o.state in ('succeeded', 'failed', 'canceled')
+      and o.finished_at >= cast(:at as timestamptz)
+      and o.finished_at <= (select c.until from clock c)
+      and (o.finished_at, o.id) > (cast(:at as timestamptz), cast(:id as uuid))
+    order by o.finished_at, o.id
+    limit :limit
+),
+kept as (
+    select e.finished_at, e.id from ended e order by e.finished_at desc, e.id desc limit 1
+)
+select c.until, (select count(*) from ended) as read, k.finished_at as kept_at, cast(k.id as text) as kept_id,
+    cast(e.id as text) as id, e.kind,
+    case when e.error_code = 'OUTCOME_UNKNOWN' and e.state = 'failed' then 'outcome_unknown' else e.state end as what,
+    e.polls as answered,
+    greatest(e.fence - 1 - e.polls - cast(e.state = 'canceled' as integer), 0) as unanswered
+from clock c
+left join kept k on true
+left join ended e on true
 
 -- name: enqueued
 -- The rows whose ids were made after the one where the look before stopped, by the primary key, at most the limit. An id

@@ -14,6 +14,7 @@ from durable_core.exporter.metrics import BY_NAME
 from durable_core.exporter.observe import Observer
 from durable_core.exporter.page import rendered
 from durable_core.testing import MovableClock
+from tests.operations import declare_operation, look, operation_row, remote, reset, start  # noqa: F401  (fixtures)
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
