@@ -31,6 +31,7 @@ QUEUE = "durable.queue"
 ATTEMPT = "durable.attempt"
 MAX_ATTEMPTS = "durable.max_attempts"
 FENCE = "durable.fence"
+STEP = "durable.step"
 OUTCOME = "durable.outcome"
 CREATED = "durable.created"
 
@@ -90,7 +91,10 @@ def _by(provider: Any) -> Spans | None:
 
 
 class Spans:
-    """The three spans of a delivery: `send KIND` as it is enqueued, `process KIND` for an attempt, `settle KIND`."""
+    """
+    The spans of a delivery: `send KIND` as it is enqueued, `process KIND` for an attempt, `settle KIND`. A step of a
+    plan has the last two, an operation `call KIND`, `poll KIND` and `find KIND`.
+    """
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry import trace
@@ -117,6 +121,14 @@ class Spans:
         links = [self._api.Link(creation)] if known and within is None else []
         told = {OPERATION: "process", OPERATION_TYPE: "process", DESTINATION: kind, **facts}
         with self._span(f"process {kind}", self._api.SpanKind.CONSUMER, told, links=links, context=within) as span:
+            yield span
+
+    @contextmanager
+    def asking(self, what: str, kind: str, facts: dict[str, Any]) -> Iterator[Span]:
+        """A span around what an operation asks of the other side: `call`, `poll` or `find`."""
+        told = {OPERATION: what, OPERATION_TYPE: "process", DESTINATION: kind, **facts}
+        role = self._api.SpanKind.CLIENT if what == "call" else self._api.SpanKind.INTERNAL
+        with self._span(f"{what} {kind}", role, told) as span:
             yield span
 
     @contextmanager

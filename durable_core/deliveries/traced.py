@@ -6,7 +6,7 @@ the log's context has too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -81,12 +81,19 @@ def followed(
         }  # fmt: skip
         with spans.processing(claim.kind, facts, written) as span:
             attempted = carry_out(worker, kind, claim, *args, **kwargs)
-            span.set_attribute(tracing.OUTCOME, attempted.outcome.name.lower())
-            if attempted.outcome in FAILURES:
-                spans.failed(span, attempted.error_code or attempted.outcome.name)
+            ended(spans, span, attempted)
         return attempted
 
     return _followed
+
+
+def ended(
+    spans: tracing.Spans, span: Any, attempted: Attempted, *, failures: Collection[Outcome] = FAILURES
+) -> None:  # fmt: skip
+    """What came of it, on its span: a code where it failed, and never the text, which may be payload."""
+    span.set_attribute(tracing.OUTCOME, attempted.outcome.name.lower())
+    if attempted.outcome in failures:
+        spans.failed(span, attempted.error_code or attempted.outcome.name)
 
 
 def _sent_by(worker: Worker, claim: Claim) -> tuple[str | None, str | None]:

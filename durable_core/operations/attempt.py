@@ -27,6 +27,7 @@ from durable_core.operations.declare import OperationKind, OperationStep, called
 from durable_core.operations.report import LONGEST_POLL_PAUSE, Report, remark_refused, settle
 from durable_core.operations.sanitised import of_error, sanitised
 from durable_core.operations.statuses import Issued, read, seconds_asked, verdict
+from durable_core.operations.traced import followed
 from durable_core.states import OperationState
 
 log = logging.getLogger("durable.run")
@@ -114,7 +115,7 @@ def _begin(worker: Worker, kind: OperationKind, row: Row) -> Attempted:
     if not taken:
         return Attempted(Outcome.NOTHING_TO_DO, row["id"], kind.name)
     claim = Claim.of(taken[0], before)
-    return _held(worker, claim, lambda held: _Look(worker, kind, claim, held, taken[0]).issue(arguments))
+    return _held(worker, claim, "call", lambda held: _Look(worker, kind, claim, held, taken[0]).issue(arguments))
 
 
 def _prechecked(worker: Worker, kind: OperationKind, row: Row, arguments: dict[str, Any]) -> Attempted | None:
@@ -185,13 +186,14 @@ def _ask_again(worker: Worker, kind: OperationKind, row_id: str) -> Attempted:
             Outcome.FAILED, row_id, kind.name, error_code=row["error_code"], error_message=row["error_message"]
         )
     claim = Claim.of(row, before)
-    return _held(worker, claim, lambda held: _Look(worker, kind, claim, held, row).again())
+    what = "find" if row["external_ids"] is None else "poll"
+    return _held(worker, claim, what, lambda held: _Look(worker, kind, claim, held, row).again())
 
 
-def _held(worker: Worker, claim: Claim, act: Callable[[Held], Attempted]) -> Attempted:
+def _held(worker: Worker, claim: Claim, what: str, act: Callable[[Held], Attempted]) -> Attempted:
     held = worker.heartbeat.hold(claim, _statements)
     try:
-        return act(held)
+        return followed(what, claim, lambda: act(held))
     finally:
         worker.heartbeat.let_go(held)
 

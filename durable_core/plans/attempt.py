@@ -39,6 +39,7 @@ from durable_core.deliveries.report import TRIES
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import ClaimLost, EffectEscaped, GiveUp, InvalidArguments, Retry, Snooze
 from durable_core.plans.declare import PlanStep, StepKind, reader_of
+from durable_core.plans.traced import followed
 from durable_core.plans.unsettled import came_to, release
 from durable_core.states import PlanState
 from durable_core.tracing import settling
@@ -113,6 +114,7 @@ def _look_for_its_row(worker: Worker, tx: Transaction, kind: StepKind[..., Any],
     log.warning("hint_without_row", extra={"row_id": plan_id, "kind": kind.name})
 
 
+@followed
 def carry_out(worker: Worker, kind: StepKind[..., Any], claim: StepClaim) -> Attempted:
     """Run the step under a claim, and commit what came of it. See `perform`."""
     facts = {"row_id": claim.id, "kind": claim.kind, "fence": claim.fence, "attempt": claim.attempt}

@@ -122,6 +122,7 @@ def test_what_ends_is_counted_with_the_polls_that_nobody_saw(reset, remote, star
     remote.set("broken")
     look(reset, quick.id, after=5)
     canceled = start(reset)
+    look(reset, canceled.id)
     with engine.begin() as tx:
         operations.cancel(tx, canceled.id, **SAID)
     assert page().all("durable_operations_ended_total") == {}
