@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 from sqlalchemy import Connection
@@ -19,8 +19,14 @@ from durable_core.deliveries import read
 from durable_core.deliveries.find import MOST, Found, find
 from durable_core.deliveries.read import Delivery
 from durable_core.deliveries.waiting import Cause, waits_of
-from durable_core.deliveries.why import says, why
+from durable_core.deliveries.why import Because, says, why
 from durable_core.operations import find as operations
+from durable_core.operations import read as operations_read
+from durable_core.operations import why as why_operations
+from durable_core.operations.read import Operation
+from durable_core.plans import read as plans_read
+from durable_core.plans import why as why_plans
+from durable_core.plans.rows import Plan
 from durable_core.states import DeliveryState
 
 if TYPE_CHECKING:
@@ -116,7 +122,7 @@ def find_(where: Where, text: str, as_json: bool) -> None:
 @click.pass_obj
 def why_(where: Where, text: str, as_json: bool) -> None:
     """
-    In one sentence: what a delivery waits for first, where it runs, or how and when it ended.
+    In one sentence: what a delivery, a plan or an operation waits for first, where it runs, or how and when it ended.
 
     The id may be whatever `durable find` finds. With -A the workers are asked, for a second, whether any of them reads
     its queue.
@@ -124,25 +130,70 @@ def why_(where: Where, text: str, as_json: bool) -> None:
     out = Output(as_json)
     with where.database() as (database, durable):
         with reading(database) as (connection, _):
-            now = read.now(connection)
-            row = one_delivery(connection, text)
-            found = waits_of(connection, row)
-            lines = journal.read(connection, row.id) if row.state is DeliveryState.CANCELED else []
-        sentences = why(row, found, now, lines)
+            told = _told(connection, one_row(connection, text))
         asked = None
-        if found and found[0].cause is Cause.WORKER and durable is not None:
+        if told.waits_for_a_worker and durable is not None:
             asked = _readers(durable)
-            sentences[0] = _of_workers(row, sentences[0], asked)
+            told.sentences[0] = _of_workers(told.queue, told.sentences[0], asked)
     if as_json:
-        waits = [{**asdict(one), "blocks": one.blocks, "says": says(row, one, now)} for one in found]
-        reading_it = None if asked is None else sorted(name for name, queues in asked.items() if row.queue in queues)
-        named = {"id": row.id, "kind": row.kind, "queue": row.queue, "state": row.state.value}
-        told = {"why": sentences[0], "also": sentences[1:], "waits": waits, "readers": reading_it}
-        out.answer({**named, **told})
+        mine = None if asked is None else sorted(name for name, queues in asked.items() if told.queue in queues)
+        named = {"what": told.what, "id": told.id, "kind": told.kind, "queue": told.queue, "state": told.state}
+        said = {"why": told.sentences[0], "also": told.sentences[1:], "waits": told.waits, "readers": mine}
+        out.answer({**named, **said})
         return
-    out.line(sentences[0])
-    if len(sentences) > 1:
-        note(f"and more: `durable deliveries show {row.id}`")
+    out.line(told.sentences[0])
+    if len(told.sentences) > 1:
+        show = {"delivery": f"`durable deliveries show {told.id}`"}.get(told.what, "--json")
+        note(f"and more: {show}")
+
+
+@dataclass
+class Told:
+    """Why one row is where it is, whatever its contract; `waits` as the answer for programs has them."""
+
+    what: str
+    id: str
+    kind: str
+    queue: str
+    state: str
+    sentences: list[str]
+    waits: list[dict[str, Any]]
+    waits_for_a_worker: bool
+
+
+def _told(tx: Connection, found: Found) -> Told:
+    """Raises NotFound for what is no delivery, plan or operation."""
+    match found.what:
+        case "plan":
+            plan = plans_read.get(tx, found.id)
+            return _because("plan", plan, why_plans.reasons_of(tx, plan))
+        case "operation":
+            row = operations_read.get(tx, found.id)
+            return _because("operation", row, why_operations.reasons_of(tx, row))
+        case _:
+            return _of_delivery(tx, read.get(tx, found.id))
+
+
+def _of_delivery(tx: Connection, row: Delivery) -> Told:
+    now = read.now(tx)
+    found = waits_of(tx, row)
+    lines = journal.read(tx, row.id) if row.state is DeliveryState.CANCELED else []
+    return Told(
+        "delivery", row.id, row.kind, row.queue, row.state.value, why(row, found, now, lines),
+        [{**asdict(one), "blocks": one.blocks, "says": says(row, one, now)} for one in found],
+        bool(found) and found[0].cause is Cause.WORKER,
+    )  # fmt: skip
+
+
+def _because(what: str, row: Plan | Operation, found: list[Because]) -> Told:
+    return Told(
+        what, row.id, row.kind, row.queue, row.state.value, [f"{one.says}." for one in found],
+        [asdict(one) for one in found], found[0].cause in WORKERS,
+    )  # fmt: skip
+
+
+WORKERS = (why_plans.Cause.WORKER, why_operations.Cause.WORKER, why_operations.Cause.POLL_DUE)
+"""What any worker that reads the queue would end."""
 
 
 def _readers(durable: Durable) -> dict[str, set[str]] | None:
@@ -151,14 +202,14 @@ def _readers(durable: Durable) -> dict[str, set[str]] | None:
     return readers(durable.app)
 
 
-def _of_workers(row: Delivery, sentence: str, asked: dict[str, set[str]] | None) -> str:
+def _of_workers(queue: str, sentence: str, asked: dict[str, set[str]] | None) -> str:
     """The sentence of a row that any worker of its queue could take, with what the workers answered."""
     said = sentence.rstrip(".")
     if asked is None:
         return f"{said}; the broker did not answer, so which worker reads it is not known."
     if not asked:
         return f"{said}; no worker answered: none runs, or they take no remote control."
-    mine = sum(row.queue in queues for queues in asked.values())
+    mine = sum(queue in queues for queues in asked.values())
     if not mine:
-        return f"{said}, and none of the {len(asked)} that answered reads it: start one with `-Q durable.{row.queue}`."
+        return f"{said}, and none of the {len(asked)} that answered reads it: start one with `-Q durable.{queue}`."
     return f"{said}; {mine} of the {len(asked)} workers that answered {'reads' if mine == 1 else 'read'} it."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import assert_never
 
@@ -11,6 +12,21 @@ from durable_core.deliveries.paused import Pause
 from durable_core.deliveries.read import Delivery
 from durable_core.deliveries.waiting import Ahead, Cause, Wait
 from durable_core.states import TERMINAL, DeliveryState
+
+
+@dataclass(frozen=True)
+class Because:
+    """
+    One reason why a plan or an operation is where it is: `cause` for programs, `says` for people, without a full stop.
+
+    `until` is when that is over by itself, or is looked at anew; None says that nobody knows. While one lasts that
+    `blocks` no worker can take the row.
+    """
+
+    cause: str
+    says: str
+    until: datetime | None = None
+    blocks: bool = False
 
 
 def why(
@@ -54,7 +70,7 @@ def _redrive(row: Delivery) -> str:
 
 def _at(row: Delivery, now: datetime) -> str:
     """When it ended: " at 2026-11-30T08:00:00Z, 5m ago"."""
-    return "" if row.finished_at is None else f" at {instant(row.finished_at)}, {_between(row.finished_at, now)} ago"
+    return "" if row.finished_at is None else f" at {instant(row.finished_at)}, {between(row.finished_at, now)} ago"
 
 
 def says(row: Delivery, wait: Wait, now: datetime, *, payload: bool = True) -> str:
@@ -64,15 +80,15 @@ def says(row: Delivery, wait: Wait, now: datetime, *, payload: bool = True) -> s
             return _held(row, payload)
         case Cause.PAUSED:
             assert wait.pause is not None
-            return _paused(wait.pause, now)
+            return of_pause(wait.pause, now)
         case Cause.BEHIND:
             assert wait.ahead is not None
             return _behind(row, wait.ahead, now, payload)
         case Cause.EXPIRED:
             assert row.expires_at is not None
-            return f"its time to be useful passed {_between(row.expires_at, now)} ago: the next expire sweep ends it."
+            return f"its time to be useful passed {between(row.expires_at, now)} ago: the next expire sweep ends it."
         case Cause.NOT_DUE:
-            until = _between(now, row.due_at)
+            until = between(now, row.due_at)
             if row.error_code and row.attempts:
                 return f"its last attempt ended with {row.error_code}; the next is due in {until}."
             return f"it is not due before {until} have passed."
@@ -86,7 +102,7 @@ def says(row: Delivery, wait: Wait, now: datetime, *, payload: bool = True) -> s
             return f"{_due(row, now)}it waits for a free worker that reads queue {row.queue}."
         case Cause.EXPIRES_SOON:
             assert row.expires_at is not None
-            left = _between(now, row.expires_at)
+            left = between(now, row.expires_at)
             if row.expires_at <= row.due_at:
                 return f"it expires in {left}, before it is due."
             return f"it expires in {left}, unless a worker has begun it by then."
@@ -126,11 +142,12 @@ def _held(row: Delivery, payload: bool) -> str:
     )
 
 
-def _paused(pause: Pause, now: datetime) -> str:
+def of_pause(pause: Pause, now: datetime) -> str:
+    """A pause that keeps a row: by whom, why, and how it ends."""
     end = (
         f"until somebody resumes it with `durable resume --{pause.what} {pause.name}`"
         if pause.until is None
-        else f"until {instant(pause.until)}, in {_between(now, pause.until)}"
+        else f"until {instant(pause.until)}, in {between(now, pause.until)}"
     )
     return f"{pause.what} {pause.name} is paused by {pause.by} ({pause.reason}), {end}."
 
@@ -143,7 +160,7 @@ def _behind(row: Delivery, ahead: Ahead, now: datetime, payload: bool) -> str:
         case DeliveryState.PROCESSING:
             return f"{found}is processing."
         case DeliveryState.PENDING if ahead.due_at > now:
-            return f"{found}has begun and is pending, due in {_between(now, ahead.due_at)}."
+            return f"{found}has begun and is pending, due in {between(now, ahead.due_at)}."
         case DeliveryState.PENDING:
             return f"{found}is pending."
         case _:
@@ -151,10 +168,16 @@ def _behind(row: Delivery, ahead: Ahead, now: datetime, payload: bool) -> str:
 
 
 def _due(row: Delivery, now: datetime) -> str:
-    return f"due for {_between(row.due_at, now)}; " if row.due_at <= now else ""
+    return f"due for {between(row.due_at, now)}; " if row.due_at <= now else ""
 
 
-def _between(since: datetime, until: datetime) -> str:
+def hinted(hint_at: datetime, now: datetime) -> str:
+    """When dispatch hints a row of a plan or an operation again, if nobody has claimed it by then."""
+    return f"it is hinted again in {between(now, hint_at)}" if hint_at > now else "it is hinted by the next dispatch"
+
+
+def between(since: datetime, until: datetime) -> str:
+    """The time from one instant to another, as `span` says it."""
     return span((until - since).total_seconds())
 
 

@@ -175,7 +175,7 @@ NAMES = {
     "status > pauses": "by name reason since until what",
     "find customer:9": "found most_of_each",
     "find customer:9 > found": "by id kind look queue state what",
-    "why order:7:invoice": "also id kind queue readers state waits why",
+    "why order:7:invoice": "also id kind queue readers state waits what why",
     "why order:7:invoice > waits": "ahead blocks cause pause says until",
     "errors list": "complete errors looked_at next_after",
     "errors list > errors": "count dead error_code failed fingerprint first_seen_at kind last_seen_at retrying sample "

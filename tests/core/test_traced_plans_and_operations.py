@@ -1,4 +1,4 @@
-"""Each step of a plan, and each call and poll of an operation, is a span of a real OpenTelemetry SDK, with no payload."""
+"""Each step of a plan, and each call and poll of an operation, is a span of a real OpenTelemetry SDK; no payload."""
 
 import re
 from pathlib import Path
