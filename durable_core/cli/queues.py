@@ -1,4 +1,4 @@
-"""`durable queues` and `durable kinds`: how many deliveries are in which state, what is paused, what is declared."""
+"""`durable queues` and `durable kinds`: how much work is in which state, what is paused, what is declared."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+from sqlalchemy import Connection
 
 from durable_core import kinds as registry
 from durable_core.cli.database import reading
@@ -17,13 +18,19 @@ from durable_core.deliveries import paused, read
 from durable_core.deliveries.declare import DeliveryKind
 from durable_core.deliveries.paused import Pause
 from durable_core.deliveries.read import MOST_PER_PAGE
-from durable_core.deliveries.survey import COUNTS, Count, Line, survey
+from durable_core.deliveries.survey import COUNTS, Count, Line, Survey, survey
+from durable_core.kinds import Kind
+from durable_core.operations.survey import survey as survey_of_operations
+from durable_core.plans.survey import survey as survey_of_plans
 
 if TYPE_CHECKING:
     from durable_core.celery_binding import Durable
 
-SHOWN = ("due", "later", "retrying", "processing", "failed", "dead", "sent")
-HEADINGS = ("OLDEST DUE", "DUE", "LATER", "RETRYING", "PROCESSING", "FAILED", "DEAD", "SENT", "LAST ENDED", "PAUSED BY")
+SHOWN = ("due", "later", "retrying", "processing", "failed", "dead", "sent", "steps", "operations")
+HEADINGS = (
+    "OLDEST DUE", "DUE", "LATER", "RETRYING", "PROCESSING", "FAILED", "DEAD", "SENT", "STEPS", "OPERATIONS",
+    "LAST ENDED", "PAUSED BY",
+)  # fmt: skip
 
 MOST_DELAYS = 5
 """So many delays of a back-off are shown: by then it is at its cap, or plain how it goes on."""
@@ -47,13 +54,15 @@ def queues(where: Where, limit: int, after: str | None, as_json: bool) -> None:
 
     Counts are of a bounded look: 20,000 due rows, as many later ones, the newest 10,000 that failed, that are dead and
     that are done with. Where there are more a count has a + and means at least. SENT is of those not pruned yet.
+    STEPS of plans and OPERATIONS are those that wait for a worker, at most 1,000 of each queue.
     """
     out = Output(as_json)
     with where.database() as (database, durable), reading(database) as (connection, _):
         now = read.now(connection)
         pauses = {one.name: one for one in paused.pauses(connection) if one.what == "queue"}
-        declared = {kind.queue for kind in _declared(durable)}
-        lines = survey(connection).by_queue({*pauses, *declared})
+        _load(durable)
+        declared = {kind.queue for kind in registry.known()} if durable else set()
+        lines = _survey(connection).by_queue({*pauses, *declared})
     page, more = _page(lines, after, limit)
     if as_json:
         shown = [{"queue": one.name, **_facts(one, now), "kinds": one.others, **_pause(pauses, one)} for one in page]
@@ -73,14 +82,16 @@ def kinds(where: Where, limit: int, after: str | None, as_json: bool) -> None:
     """
     Each kind by name: as `durable queues`, and with -A what the code declares of it.
 
-    With -A a kind that has deliveries and no code that declares it is named: no worker of this app can run them.
+    With -A a kind that has rows and no code that declares it is named: no worker of this app can run them.
     """
     out = Output(as_json)
     with where.database() as (database, durable), reading(database) as (connection, _):
         now = read.now(connection)
         pauses = {one.name: one for one in paused.pauses(connection) if one.what == "kind"}
-        declared = {kind.name: kind for kind in _declared(durable)}
-        lines = survey(connection).by_kind({*pauses, *declared})
+        _load(durable)
+        declared = {kind.name: kind for kind in registry.deliveries} if durable else {}
+        names = {kind.name for kind in registry.known()} if durable else set()
+        lines = _survey(connection).by_kind({*pauses, *names})
     page, more = _page(lines, after, limit)
     known = durable is not None
     if as_json:
@@ -107,15 +118,18 @@ def kinds(where: Where, limit: int, after: str | None, as_json: bool) -> None:
     _say_more(more)
 
 
-def _declared(durable: Durable | None) -> list[DeliveryKind[..., Any]]:
-    """The kinds of the app, once its task modules are loaded as a worker loads them; none without an app."""
+def _survey(tx: Connection) -> Survey:
+    return survey(tx) + survey_of_plans(tx) + survey_of_operations(tx)
+
+
+def _load(durable: Durable | None) -> None:
+    """Load the app's task modules as a worker loads them: the registry then has all that it declares."""
     if durable is None:
-        return []
+        return
     try:
         durable.app.loader.import_default_modules()
     except Exception as error:  # whatever the host's modules raise while they load
         note(f"the app's modules did not load ({type(error).__name__}): kinds that they declare are missing here")
-    return list(registry.deliveries)
 
 
 def _page(lines: list[Line], after: str | None, limit: int) -> tuple[list[Line], str | None]:
@@ -166,14 +180,19 @@ def _pause(pauses: dict[str, Pause], one: Line) -> dict[str, Any]:
 
 
 def _is_declared(name: str) -> bool:
-    return registry.deliveries.find(name) is not None
+    return _found(name) is not None
 
 
 def _declared_as(name: str) -> str:
-    kind = registry.deliveries.find(name)
+    kind = _found(name)
     if kind is None:
         return "no code declares it"
     return "yes" if kind.name == name else f"as {kind.name}"
+
+
+def _found(name: str) -> Kind | None:
+    """The kind of this name, of whatever contract."""
+    return next((kind for one in registry.CONTRACTS.values() if (kind := one.find(name)) is not None), None)
 
 
 def _policy(kind: DeliveryKind[..., Any] | None) -> dict[str, Any] | None:

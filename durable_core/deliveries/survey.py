@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from durable_core.database.statements import beside
-from durable_core.database.transactions import Transaction, checked, run
+from durable_core.database.transactions import Row, Transaction, checked, run
 from durable_core.deliveries.read import COUNT_LIMIT
 from durable_core.states import DeliveryState
 
@@ -40,7 +41,11 @@ class Count:
 
 @dataclass(frozen=True)
 class Cell:
-    """The deliveries of one kind in one queue. `retrying` ones are due or later, and have failed before."""
+    """
+    The deliveries of one kind in one queue. `retrying` ones are due or later, and have failed before.
+
+    Of a kind of another contract there are the `steps` of plans, or the `operations`, that wait for a worker.
+    """
 
     queue: str
     kind: str
@@ -53,11 +58,14 @@ class Cell:
     sent: Count = Count()
     canceled: Count = Count()
     expired: Count = Count()
+    steps: Count = Count()
+    operations: Count = Count()
     oldest_due_at: datetime | None = None
     last_finished_at: datetime | None = None
 
 
-COUNTS = ("due", "later", "retrying", "processing", "failed", "dead", "sent", "canceled", "expired")
+COUNTS = ("due", "later", "retrying", "processing", "failed", "dead", "sent", "canceled", "expired",
+          "steps", "operations")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,12 @@ class Survey:
 
     cells: list[Cell]
     cut: dict[str, set[str | None]]
+
+    def __add__(self, other: Survey) -> Survey:
+        """What was seen of two contracts."""
+        both = {*self.cut, *other.cut}
+        cut = {name: self.cut.get(name, set()) | other.cut.get(name, set()) for name in both}
+        return Survey([*self.cells, *other.cells], cut)
 
     def by_queue(self, also: Iterable[str] = ()) -> list[Line]:
         """A line for each queue that has any row, and for those named besides, by name."""
@@ -151,6 +165,16 @@ def survey(tx: Transaction) -> Survey:
         cut.update({state.value: {None} for state in DONE})
     cells = [Cell(queue, kind, **facts) for (queue, kind), facts in found.items()]  # type: ignore[arg-type]
     return Survey(cells, cut)
+
+
+def waiting_in(count: str, rows: Iterable[Row], share: int) -> Survey:
+    """A survey of one count, from its rows by queue and kind; of a queue no more than its share was read."""
+    cells, read = [], Counter[str]()
+    for row in rows:
+        facts: dict[str, Any] = {count: Count(row["rows"])}
+        cells.append(Cell(row["queue"], row["kind"], **facts))
+        read[row["queue"]] += row["rows"]
+    return Survey(cells, {count: {queue for queue, rows in read.items() if rows >= share}})
 
 
 def _ended(cell: dict[str, object], row: dict[str, Any]) -> None:

@@ -184,7 +184,7 @@ NAMES = {
     "errors show d0da21 > deliveries": "due_at failed_at id queue state",
     "queues": "next_after queues",
     "queues > queues": "counts kinds last_finished_at oldest_due_age_seconds oldest_due_at pause queue",
-    "queues > queues counts": "canceled dead due expired failed later processing retrying sent",
+    "queues > queues counts": "canceled dead due expired failed later operations processing retrying sent steps",
     "queues > queues counts due": "at_least rows",
     "kinds": "kinds next_after",
     "kinds > kinds": "counts declared kind last_finished_at oldest_due_age_seconds oldest_due_at pause policy queues",

@@ -15,6 +15,7 @@ from durable_core.deliveries.attempt import Worker, perform
 from durable_core.deliveries.declare import Step
 from durable_core.testing import Made, MovableClock
 from tests.cli.conftest import value_of
+from tests.core.plan_shop import Shop
 
 Run = Callable[..., Result]
 PAUSED = ("--by", "dana", "--reason", "the printer is away")
@@ -70,7 +71,10 @@ def test_each_queue_says_how_many_are_in_which_state(durable: Run, backlog: None
 
     heading, letters, mail = durable("queues").stdout.splitlines()
     assert heading.split()[:3] == ["QUEUE", "OLDEST", "DUE"]
-    assert mail.split() == ["mail", "1m", "2", "2", "1", "0", "0", "1", "2", "2m", "40s", "ago", "-"]
+    assert mail.split() == [
+        "mail", "1m", "2", "2", "1", "0", "0", "1", "2", "0", "0", "2m", "40s", "ago",
+        "-",
+    ]  # fmt: skip
     assert letters.split()[:2] == ["letters", "-"]
 
 
@@ -117,6 +121,48 @@ def test_what_was_not_counted_to_its_end_says_at_least(
     # Of a kind nobody can tell in which of the queues that were cut it may be.
     assert lines(durable, "kinds")["letter.print"]["counts"]["due"] == {"rows": 0, "at_least": True}
     assert durable("queues").stdout.splitlines()[3].split()[2] == "2+"
+
+
+def test_steps_and_operations_that_wait_for_a_worker_are_counted_by_queue_and_kind(
+    durable: Run, shop: Shop, declare_operation: Callable[..., Any], start: Any, look: Any, make: Callable[..., Made]
+) -> None:
+    step, other = shop.step(queue="mail"), shop.step(queue="mail")
+    call = declare_operation(one_in_flight=False, queue="calls")
+    for plan in (step.planned(), other.planned(), other.planned()):
+        shop.approved(plan)
+    shop.propose(step.planned())
+    shop.claim(shop.approved(step.planned()))
+    start(call)
+    look(call, start(call).id)
+    make(queue="mail")
+    found = lines(durable, "queues")
+    assert found["mail"]["rows"] == {"due": 1, "steps": 3}
+    assert found["calls"]["rows"] == {"operations": 2}
+    kinds = lines(durable, "kinds")
+    assert (kinds[step.name]["rows"], kinds[other.name]["rows"]) == ({"steps": 1}, {"steps": 2})
+    assert (kinds[call.name]["rows"], kinds[call.name]["queues"]) == ({"operations": 2}, ["calls"])
+
+
+def test_waiting_steps_and_operations_that_were_not_all_counted_say_at_least(
+    durable: Run, shop: Shop, declare_operation: Callable[..., Any], start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("durable_core.plans.survey.SHARE", 1)
+    monkeypatch.setattr("durable_core.operations.survey.SHARE", 1)
+    call = declare_operation(one_in_flight=False)
+    for _ in range(2):
+        shop.approved(shop.step().planned())
+        start(call)
+    assert lines(durable, "queues")["durable"]["rows"] == {"steps": "1+", "operations": "1+"}
+
+
+def test_steps_and_operations_of_the_app_are_declared(
+    run: Run, app: str, shop: Shop, declare_operation: Callable[..., Any]
+) -> None:
+    step, call = shop.step(queue="letters", formerly=("step.old",)), declare_operation(queue="calls")
+    found = lines(run, "kinds", "-A", app)
+    assert (found[step.name]["declared"], found[call.name]["declared"]) == (True, True)
+    assert found[step.name]["policy"] is None
+    assert {"letters", "calls"} <= set(lines(run, "queues", "-A", app))
 
 
 def test_many_queues_share_what_is_read(
