@@ -16,7 +16,7 @@ from durable_core.cli.exits import CommandError
 from durable_core.cli.output import Output, note
 from durable_core.cli.where import Where, options
 from durable_core.deliveries import read
-from durable_core.deliveries.find import MOST, Found, find
+from durable_core.deliveries.find import MOST, SHORTEST, Found, find, is_short
 from durable_core.deliveries.read import Delivery
 from durable_core.deliveries.waiting import Cause, waits_of
 from durable_core.deliveries.why import Because, says, why
@@ -24,6 +24,7 @@ from durable_core.operations import find as operations
 from durable_core.operations import read as operations_read
 from durable_core.operations import why as why_operations
 from durable_core.operations.read import Operation
+from durable_core.plans import find as plans
 from durable_core.plans import read as plans_read
 from durable_core.plans import why as why_plans
 from durable_core.plans.rows import Plan
@@ -49,15 +50,22 @@ class Ambiguous(CommandError):
 
 def everything(tx: Connection, text: str) -> list[Found]:
     """All that this text names, of whatever contract."""
-    return find(tx, text) + operations.find(tx, text)
+    return find(tx, text) + plans.find(tx, text) + operations.find(tx, text)
 
 
 def nothing(text: str) -> NothingFound:
+    shown = repr(text[:200])
+    named = f"nothing is named {shown}"
+    if is_short(text):
+        named = (
+            f"{shown} is too short for the beginning of an id, of which {SHORTEST} characters are needed. Nothing is "
+            "named so"
+        )
     return NothingFound(
-        f"nothing is named {text[:200]!r}: no delivery or operation by its id, the beginning of it, its key or its "
-        "step.key, no delivery by its ordering key, no plan by its id, a step.key or its origin, and no schedule. It "
-        "never existed or was pruned after its retention. If it is the id of a Celery task: the first hint of a row "
-        "has the row's own, later ones are not kept; the task's kwargs in Flower hold the row's id."
+        f"{named}: no delivery or operation by its id, the beginning of it, its key or its step.key, no delivery by "
+        "its ordering key, no plan by its id, the beginning of it, a step.key or its origin, and no schedule. It never "
+        "existed or was pruned after its retention. If it is the id of a Celery task: the first hint of a row has the "
+        "row's own, later ones are not kept; the task's kwargs in Flower hold the row's id."
     )
 
 
@@ -96,8 +104,7 @@ def find_(where: Where, text: str, as_json: bool) -> None:
 
     The id of a delivery, a plan or an operation, or its beginning (8 characters at least), a step.key, an idempotency
     key, an ordering key, the origin of plans, the id of a schedule. The Celery task of a row's first hint has the row's
-    own id; of later
-    hints it is not kept.
+    own id; of later hints it is not kept.
     """
     out = Output(as_json)
     with where.database() as (database, _), reading(database) as (connection, _):

@@ -25,7 +25,7 @@ class Found:
     """
     One row that a text names. `by` is what of it the text is: its id, its key, and so on.
 
-    `what` is `delivery`, `plan` or `schedule`; a schedule has no state and no queue.
+    `what` is `delivery`, `plan`, `operation` or `schedule`; a schedule has no state and no queue.
     """
 
     what: str
@@ -41,7 +41,7 @@ def find(tx: Transaction, text: str) -> list[Found]:
     Everything that this text names, at most MOST of each way of naming.
 
     An id, with or without dashes; the beginning of one; a `step.key`, which is `kind:id`; an idempotency key, of any
-    kind; an ordering key; the origin of plans; the id of a schedule. The id of the Celery task that carried the first
+    kind; an ordering key; the id of a schedule. The id of the Celery task that carried the first
     hint is the row's own. The holes: later hints have task ids that nobody keeps, and by its ordering key a delivery is
     found only while it waits or runs, or holds up its line.
     """
@@ -50,15 +50,12 @@ def find(tx: Transaction, text: str) -> list[Found]:
     found: list[Found] = []
     if row_id is not None:
         found += _rows(tx, _statements.by_id, "id", id=row_id)
-        found += _rows(tx, _statements.by_plan, "id", id=row_id)
         found += _rows(tx, _statements.by_schedule, "id", id=row_id)
     elif (start := beginning(text)) is not None:
         found += _rows(
             tx, _statements.by_beginning, "beginning of an id", most=MOST,
             first=str(UUID(start.ljust(32, "0"))), last=str(UUID(start.ljust(32, "f"))),
         )  # fmt: skip
-    elif (before_colon := named(text.rpartition(":")[0])) is not None:
-        found += _rows(tx, _statements.by_plan, "step.key", id=before_colon)
     elif (after_colon := named(text.rpartition(":")[2])) is not None:
         found += [
             one
@@ -68,7 +65,6 @@ def find(tx: Transaction, text: str) -> list[Found]:
     # A trace id belongs here, once a row keeps the one of its caller.
     found += _rows(tx, _statements.by_key, "key", key=text, most=MOST)
     found += _rows(tx, _statements.by_ordering_key, "ordering key", key=text, most=MOST)
-    found += _rows(tx, _statements.by_origin, "origin", origin=text, most=MOST)
     return found
 
 
@@ -84,6 +80,11 @@ def beginning(text: str) -> str | None:
     """The beginning of an id that this text is, without dashes."""
     text = text.lower().replace("-", "")
     return text if _BEGINNING.match(text) else None
+
+
+def is_short(text: str) -> bool:
+    """Whether this text looks like the beginning of an id, and is too short for one."""
+    return re.fullmatch(rf"[0-9a-f]{{1,{SHORTEST - 1}}}", text.strip().lower().replace("-", "")) is not None
 
 
 def _rows(tx: Transaction, statement: Statement, by: str, **parameters: object) -> list[Found]:

@@ -3,11 +3,6 @@ select 'delivery' as what, cast(d.id as text) as id, d.kind, d.queue, d.state
 from durable.deliveries d
 where d.id = cast(:id as uuid)
 
--- name: by_plan
-select 'plan' as what, cast(p.id as text) as id, p.kind, p.queue, p.state
-from durable.plans p
-where p.id = cast(:id as uuid)
-
 -- name: by_schedule
 select 'schedule' as what, cast(s.id as text) as id, s.kind
 from durable.schedules s
@@ -15,21 +10,10 @@ where s.id = cast(:id as uuid)
 
 -- name: by_beginning
 -- Between the first and the last id that begin so; the newest first.
-select n.what, n.id, n.kind, n.queue, n.state
-from (
-    (select 'delivery' as what, cast(d.id as text) as id, d.kind, d.queue, d.state
-     from durable.deliveries d
-     where d.id >= cast(:first as uuid) and d.id <= cast(:last as uuid)
-     order by d.id desc
-     limit :most)
-    union all
-    (select 'plan', cast(p.id as text), p.kind, p.queue, p.state
-     from durable.plans p
-     where p.id >= cast(:first as uuid) and p.id <= cast(:last as uuid)
-     order by p.id desc
-     limit :most)
-) as n
-order by n.id desc
+select 'delivery' as what, cast(d.id as text) as id, d.kind, d.queue, d.state
+from durable.deliveries d
+where d.id >= cast(:first as uuid) and d.id <= cast(:last as uuid)
+order by d.id desc
 limit :most
 
 -- name: by_key
@@ -69,12 +53,4 @@ from durable.deliveries d
 where d.ordering_key = cast(:key as text)
   and (d.state in ('pending', 'processing') or (d.ordering_strict and d.state in ('failed', 'dead')))
 order by d.created_at, d.id
-limit :most
-
--- name: by_origin
--- The plans of one origin, newest first.
-select 'plan' as what, cast(p.id as text) as id, p.kind, p.queue, p.state
-from durable.plans p
-where p.origin = cast(:origin as text)
-order by p.id desc
 limit :most

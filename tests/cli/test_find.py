@@ -22,6 +22,7 @@ from durable_core.periodic.sweep import fire
 from durable_core.testing import Made, MovableClock
 from durable_core.testing.worker import WorkerProcess
 from tests.cli.conftest import error_of, value_of
+from tests.core.plan_shop import Shop
 
 Run = Callable[..., Result]
 NOBODY = "01900000-0000-7000-8000-000000000000"
@@ -61,6 +62,40 @@ def test_the_beginning_of_an_id_is_enough_and_a_shorter_one_is_none(durable: Run
     both = named(durable, made.id[:8])
     assert both == [(later.id, "beginning of an id"), (made.id, "beginning of an id")]
     assert durable("find", made.id[:7]).exit_code == 4
+
+
+@pytest.mark.parametrize("command", ["find", "why", "journal"])
+def test_a_beginning_that_is_too_short_is_told_how_long_it_has_to_be(
+    durable: Run, make: Callable[..., Made], command: str
+) -> None:
+    made = make()
+    for text in ("01a", made.id[:7], "4"):
+        result = durable(command, text, "--json")
+        assert (result.exit_code, error_of(result)) == (4, "NOT_FOUND")
+        said = f"{text!r} is too short for the beginning of an id, of which 8 characters are needed. Nothing is named"
+        assert said in value_of(result)["error"]["message"]
+    for text in ("0198aaaa", "mail"):
+        assert "too short" not in value_of(durable(command, text, "--json"))["error"]["message"]
+
+
+def test_a_plan_is_found_by_all_that_names_it(durable: Run, shop: Shop) -> None:
+    kind = shop.step()
+    plan, later = (shop.propose(kind.planned(), origin="chat:7") for _ in range(2))
+    shop.propose(kind.planned(), origin="chat:8")
+    assert named(durable, plan.id) == [(plan.id, "id")]
+    assert named(durable, f"{plan.id}:0") == [(plan.id, "step.key")]
+    assert named(durable, plan.id[:35]) == [(plan.id, "beginning of an id")]
+    assert named(durable, "chat:7") == [(later.id, "origin"), (plan.id, "origin")]
+    (found,) = value_of(durable("find", plan.id, "--json"))["found"]
+    assert (found["what"], found["kind"], found["state"]) == ("plan", kind.name, "pending")
+    assert found["look"] == f"durable plans show {plan.id}"
+
+
+def test_a_beginning_that_several_contracts_have_names_them_all(
+    durable: Run, make: Callable[..., Made], shop: Shop, start: Callable[..., Any], reset: Any
+) -> None:
+    ids = {make().id, shop.propose(shop.step().planned()).id, start(reset).id}
+    assert {row_id for row_id, _ in named(durable, min(ids)[:8])} == ids
 
 
 def test_more_rows_than_are_shown_are_said_to_be_more(durable: Run, make: Callable[..., Made]) -> None:

@@ -1,7 +1,5 @@
 """What the doctor says of plans and operations that do not go on by themselves."""
 
-import json
-
 import pytest
 from sqlalchemy import text
 
@@ -13,10 +11,7 @@ from durable_core.doctor import standstill
 from durable_core.doctor.database import inside, looking
 from durable_core.doctor.findings import Reason, Status
 from durable_core.doctor.standstill import OPERATIONS, PLANS
-from durable_core.testing import create_database, drop_database, migrated
 from tests.core.plan_shop import Shop
-from tests.core.test_plan_query_plans import ROWS
-from tests.core.test_query_plans import nodes, ran
 from tests.doctor.conftest import is_mendable, only
 
 
@@ -247,49 +242,3 @@ def test_the_doctor_asks_for_the_queues_of_every_contract(owner, shop, started, 
     started("test.doctor_other_call", queue="calls")
     forced("operations", "due_at = due_at - interval '61 s' where queue = 'shared'")
     assert _due(Database(owner)) == {"shared": True, "calls": False}
-
-
-# --- whatever the backlog -----------------------------------------------------------------------------
-
-CALLS = """
-    insert into durable.operations (id, kind, queue, arguments, digest, started_by, one_in_flight, finds,
-        patience_seconds, every_seconds, state, issued_at, external_ids, patience_until, start_before, fence,
-        settled_fence, due_at, hint_at, created_at, finished_at)
-    select cast(lpad(to_hex(n + :first), 32, '0') as uuid), 'test.calls', 'calls', '{}', repeat('0', 64), 'dana',
-        false, false, 300, 2, :state, case when :state <> 'queued' then now() end,
-        case when :state <> 'queued' then cast('["a"]' as jsonb) end, case when :state <> 'queued' then now() end,
-        now() + n * interval '1 s', 1, 1, now(), now(), now(), case when :state = 'succeeded' then now() end
-    from generate_series(1, :rows) as n"""
-
-MOST = {"plans": 400, "operations": 500, "plan_queues": 400, "operation_queues": 400}
-"""Buffers: a page has ten rows or so, and an ordered look at the first rows of a pile passes a page for each."""
-
-
-@pytest.fixture(scope="module")
-def piled(services):
-    """Twenty thousand of each that ended, and five thousand in each state that has not."""
-    engine = migrated(create_database(services.database_url, "durable_piled"))
-    with engine.begin() as tx:
-        tx.execute(text("set local session_replication_role = replica"))
-        first = 0
-        for state, rows in (("executed", 20_000), ("approved", 5000), ("pending", 5000), ("executing", 5000)):
-            tx.execute(text(ROWS), {"state": state, "rows": rows, "first": first})
-            first += rows
-        for state, rows in (("succeeded", 20_000), ("queued", 5000), ("running", 5000)):
-            tx.execute(text(CALLS), {"state": state, "rows": rows, "first": first})
-            first += rows
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as tx:
-        tx.execute(text("vacuum analyze durable.plans, durable.operations"))
-    yield engine
-    engine.dispose()
-    drop_database(services.database_url, "durable_piled")
-
-
-@pytest.mark.parametrize("name", MOST)
-def test_a_look_goes_by_an_index_and_reads_no_more_than_its_share(piled, name):
-    statement = next(one for one in standstill._statements if one.name == name)
-    top, touched = ran(piled, statement, most=200, patience_seconds=60.0)
-    whole = [n for n in nodes(top) if n["Node Type"] in ("Seq Scan", "Bitmap Heap Scan") and "Relation Name" in n
-             and n["Relation Name"] in ("plans", "operations")]  # fmt: skip
-    assert not whole, json.dumps(top, indent=1)
-    assert touched <= MOST[name], (touched, json.dumps(top, indent=1))

@@ -11,9 +11,9 @@ from durable_core.deliveries.read import COUNT_LIMIT
 from durable_core.exporter import sample, tail
 from durable_core.exporter.metrics import BY_NAME
 from durable_core.testing import create_database, drop_database, migrated
+from tests.core.test_looks_at_others import CALLS
 from tests.core.test_plan_query_plans import ROWS as PLANS
 from tests.core.test_query_plans import ROWS, nodes
-from tests.doctor.test_standstill import CALLS
 
 JOURNAL = """
     insert into durable.journal (row_id, contract, move, from_state, to_state, fence, reason, at)

@@ -1,0 +1,31 @@
+"""Finding what an id names among the plans: a plan by its id, a `step.key` or its origin. Reads only."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from durable_core.database.statements import Statement, beside
+from durable_core.database.transactions import Transaction, checked, run
+from durable_core.deliveries.find import MOST, Found, beginning, named
+
+_statements = beside(__file__)
+
+
+def find(tx: Transaction, text: str) -> list[Found]:
+    """By an id or its beginning, a `step.key`, which is `id:step`, or the origin of plans; at most MOST of each."""
+    text = text.strip()
+    found: list[Found] = []
+    if (row_id := named(text)) is not None:
+        found += _rows(tx, _statements.by_id, "id", id=row_id)
+    elif (first := beginning(text)) is not None:
+        found += _rows(
+            tx, _statements.by_beginning, "beginning of an id", most=MOST,
+            first=str(UUID(first.ljust(32, "0"))), last=str(UUID(first.ljust(32, "f"))),
+        )  # fmt: skip
+    elif (before_colon := named(text.rpartition(":")[0])) is not None:
+        found += _rows(tx, _statements.by_id, "step.key", id=before_colon)
+    return found + _rows(tx, _statements.by_origin, "origin", origin=text, most=MOST)
+
+
+def _rows(tx: Transaction, statement: Statement, by: str, **parameters: object) -> list[Found]:
+    return [Found(by=by, **row) for row in run(checked(tx), statement, **parameters)]
