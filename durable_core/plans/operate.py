@@ -41,8 +41,9 @@ def approve(
     Approve a plan as its `digest` says it, in the caller's transaction; its first step is hinted after the commit.
 
     Refused, in this order: NotFound, for a plan of another `origin` too; RowBusy while somebody else decides about it;
-    PlanExpired; IllegalMove where it is not pending any more, so that of two approvals the first stays; SelfApproval;
-    StalePlan. Each writes nothing, and none waits. Nothing that is said here widens what was proposed.
+    PlanExpired; IllegalMove where it is not pending any more, so that of two approvals the first stays, or where a
+    sweep holds it back, for nobody would take its steps before it is released; SelfApproval; StalePlan. Each writes
+    nothing, and none waits. Nothing that is said here widens what was proposed.
     """
     hint = carried(checked(tx), _approved(checked_id(plan_id), by, digest, reason, origin))
     wakes.after_commit(tx, [hint])
@@ -100,6 +101,8 @@ def _approved(plan_id: str, by: str, digest: str, reason: str | None, origin: st
         "id": plan_id, "by": by, "digest": digest, "reason": _why("approve", reason), "origin": origin,
     }  # fmt: skip
     row = _decided("approve", plan_id, rows)
+    if not row["done"] and row["held"]:
+        raise IllegalMove("approve", plan_id, "held back", "released first", "plan")
     if not row["done"]:
         raise SelfApproval(plan_id, by) if not row["may"] else StalePlan(plan_id)
     log.info("operator_action", extra={"act": "approve", "actor": by, "rows": 1, "row_id": plan_id})

@@ -2,11 +2,12 @@
 -- nor for another's open transaction.
 
 -- name: approve
--- before: pending, its consent ahead by the clock as it is once the row is locked; the digest is what is approved
+-- before: pending and not held back, its consent ahead by the clock as it is once the row is locked; the digest is what is approved
 -- after:  approved by somebody, as it was shown; a hint of its first step is on its way
 -- locks:  the row; `busy` where somebody has it
 with locked as materialized (
-    select p.id, p.state, p.digest = :digest as same, p.expires_at, p.self_approval or p.proposed_by <> :by as may
+    select p.id, p.state, p.digest = :digest as same, p.expires_at, p.self_approval or p.proposed_by <> :by as may,
+        p.held_reason is not null as held
     from durable.plans p
     where p.id = cast(:id as uuid) and (cast(:origin as text) is null or p.origin = cast(:origin as text))
     for no key update skip locked
@@ -23,7 +24,7 @@ acted as (
         hint_at = clock.now + interval '10 s',
         hints = 0
     from locked l, clock
-    where p.id = l.id and l.state = 'pending' and l.same and l.may and l.expires_at > clock.now
+    where p.id = l.id and l.state = 'pending' and not l.held and l.same and l.may and l.expires_at > clock.now
     returning p.id, p.fence
 ),
 journalled as (
@@ -32,7 +33,7 @@ journalled as (
         jsonb_build_object('digest', cast(:digest as text))
     from acted a
 )
-select cast(p.id as text) as id, p.kind, p.queue, p.priority, p.expires_at, l.state as was, l.same, l.may,
+select cast(p.id as text) as id, p.kind, p.queue, p.priority, p.expires_at, l.state as was, l.same, l.may, l.held,
     l.expires_at <= clock.now as over, l.id is null as busy, a.id is not null as done
 from clock, durable.plans p
 left join locked l on l.id = p.id

@@ -146,6 +146,8 @@ def test_a_held_plan_is_released(durable, shop, engine, made):
     with engine.begin() as tx:
         tx.execute(text("update durable.plans set held_reason = 'a trigger of yours' where id = :id"), {"id": made.id})
     assert "a trigger of yours" in durable("plans", "show", made.id).stdout
+    refused = durable("plans", "approve", made.id, "--by", "dana", "--digest", made.digest, "--json")
+    assert (refused.exit_code, error_of(refused)) == (5, "ILLEGAL_MOVE")
     assert durable("plans", "release", made.id, "--by", "dana", "--reason", "mended").exit_code == 0
     assert shop.raw(made.id).held_reason is None
     assert durable("plans", "release", made.id, "--by", "dana", "--reason", "mended").exit_code == 5

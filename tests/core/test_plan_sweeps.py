@@ -413,6 +413,34 @@ def test_a_plan_on_which_a_sweep_fails_is_held_and_the_others_are_swept(shop, da
     assert ("release", "executing", "executing") in shop.lines(bad.id)
 
 
+@pytest.mark.parametrize("digest", [None, "another"])
+def test_a_held_plan_is_not_approved_before_it_is_released_and_nothing_is_written(shop, worker, engine, digest):
+    plan = shop.propose(shop.step().planned(1))
+    by = {"by": "dana", "digest": digest or plan.digest}
+    with engine.begin() as tx:
+        tx.execute(text("update durable.plans set held_reason = 'CheckViolation: a row'"))
+    before, lines = shop.raw(plan.id), shop.lines(plan.id)
+    with engine.begin() as tx:
+        with pytest.raises(IllegalMove, match=r"held back, not released first\. Nothing was written") as refused:
+            plans.approve(tx, plan.id, **by)
+        assert refused.value.reason == "ILLEGAL_MOVE"
+        assert tx.scalar(text("select 1")) == 1
+    assert (shop.raw(plan.id), shop.lines(plan.id)) == (before, lines)
+    with engine.begin() as tx:
+        plans.release(tx, plan.id, by="dana", reason="mended")
+    with engine.begin() as tx:
+        plans.approve(tx, plan.id, by="dana", digest=plan.digest)
+    assert shop.run(worker, plan)[0].outcome.name == "DONE"
+
+
+def test_a_held_plan_may_be_rejected(shop, engine):
+    plan = shop.propose(shop.step().planned(1))
+    with engine.begin() as tx:
+        tx.execute(text("update durable.plans set held_reason = 'odd'"))
+        plans.reject(tx, plan.id, by="dana")
+    assert shop.raw(plan.id).state == "rejected"
+
+
 # --- unknown commits -------------------------------------------------------------------------------
 
 
