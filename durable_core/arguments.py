@@ -286,6 +286,8 @@ class Signature:
             bound = bind(*args, **kwargs).arguments
         except TypeError as refused:
             culprit = _culprit(refused, kwargs, self._parameters)
+            if culprit is None:
+                raise InvalidArguments(self.kind, "arguments", self._too_many(len(args)), of_all=True) from None
             raise InvalidArguments(self.kind, clean_text(culprit, 100), clean_text(str(refused), 300)) from None
         for name, given in bound.items():
             argument = self._argument(name)
@@ -295,6 +297,12 @@ class Signature:
                 raise InvalidArguments(self.kind, name, clean_text(str(unfit), 300)) from None
             # Compared as text: to Python True is 1 and 1.0 is 1, to a handler they are not.
             yield name, None if text == argument.default_text else text
+
+    def _too_many(self, given: int) -> str:
+        """The one thing that is wrong with a call and with none of its arguments."""
+        names = [one.name for one in self._parameters if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+        takes = f"it takes {len(names)} at most: {', '.join(names)}" if names else "it takes none"
+        return f"{given} arguments by position are too many; {takes}"
 
     def _argument(self, name: str) -> Argument:
         if name not in self._arguments:
@@ -325,8 +333,8 @@ def _naive(value: object, depth: int = 0) -> str | None:
     return next((found for item in items if (found := _naive(item, depth + 1)) is not None), None)
 
 
-def _culprit(refused: TypeError, kwargs: Mapping[str, object], parameters: Sequence[inspect.Parameter]) -> str:
-    """The argument a failed call is about, from Python's own sentence."""
+def _culprit(refused: TypeError, kwargs: Mapping[str, object], parameters: Sequence[inspect.Parameter]) -> str | None:
+    """The argument a failed call is about, from Python's own sentence; None where there are too many by position."""
     names = {parameter.name for parameter in parameters}
     for name in kwargs:
         if name not in names:
@@ -334,7 +342,7 @@ def _culprit(refused: TypeError, kwargs: Mapping[str, object], parameters: Seque
     for parameter in parameters:
         if f"'{parameter.name}'" in str(refused):
             return parameter.name
-    return "arguments"
+    return None
 
 
 def _too_big(size: int) -> str:
@@ -345,7 +353,8 @@ def by_name(kind: str, arguments: object) -> Mapping[str, object]:
     """The arguments, if they are a mapping of names. Raises InvalidArguments."""
     if not isinstance(arguments, Mapping):
         got = type(arguments).__name__
-        raise InvalidArguments(kind, "arguments", f"a mapping of names to values is needed; got {got}")
+        problem = f"arguments are a mapping of names to values; got {got}"
+        raise InvalidArguments(kind, "arguments", problem, of_all=True)
     for name in arguments:
         if not isinstance(name, str):
             raise InvalidArguments(kind, clean_text(repr(name), 100), f"a name is text, and not {type(name).__name__}")

@@ -60,16 +60,25 @@ class NotATask(DurableError, AttributeError):
 
 
 class InvalidArguments(DurableError):
-    """An argument was refused at the door; nothing was written and the transaction is alive."""
+    """
+    An argument was refused at the door; nothing was written and the transaction is alive.
+
+    Where it is about all of them, such as too many, `argument` is `arguments`, and no argument is named.
+    """
 
     reason = "INVALID_ARGUMENTS"
 
-    def __init__(self, kind: str, argument: str, problem: str) -> None:
-        super().__init__(kind, argument, problem)
-        self.kind, self.argument, self.problem = kind, argument, problem
+    def __init__(self, kind: str, argument: str, problem: str, of_all: bool = False) -> None:
+        super().__init__(kind, argument, problem, of_all)
+        self.kind, self.argument, self.problem, self.of_all = kind, argument, problem, of_all
+
+    @property
+    def what(self) -> str:
+        """What is wrong, with the argument that it is wrong with."""
+        return self.problem if self.of_all else f"argument {self.argument!r}: {self.problem}"
 
     def __str__(self) -> str:
-        return f"{self.kind}: argument {self.argument!r}: {self.problem}. Nothing was written."
+        return f"{self.kind}: {self.what}. Nothing was written."
 
 
 class InvalidOption(DurableError):

@@ -354,7 +354,7 @@ class _Attempt:
 
     def _postponed(self, unfit: InvalidArguments) -> Attempted:
         """The code changed under the row: keep it, spend nothing, and try again until the right worker is there."""
-        why = f"argument {unfit.argument!r}: {unfit.problem}"
+        why = unfit.what
         log.error("delivery_waits_for_arguments", extra=self._facts(error=clean_text(why, 500)))
         return self._put_off(Outcome.WAITING, "postpone", UNFIT_SECONDS, unfit.reason, why, waiting_for="arguments")
 

@@ -230,8 +230,7 @@ class DeliveryKind(NoTask, Generic[P, R]):
                 self.slot_arguments(cadence.after(EARLIEST))
             except InvalidArguments as refused:
                 raise DefinitionError(
-                    f"kind {name!r}: its cron cannot call the handler: argument {refused.argument!r}: "
-                    f"{refused.problem}. Write slot: datetime."
+                    f"kind {name!r}: its cron cannot call the handler: {refused.what}. Write slot: datetime."
                 ) from None
             except NameError:
                 pass  # a type declared below the handler: then the sweep meets what is wrong, and says so

@@ -297,7 +297,7 @@ class _Running:
         if isinstance(error, GiveUp | Retry | Snooze):
             return _failed(error.code, error.message)
         if isinstance(error, InvalidArguments) and error.kind == self.kind.name:
-            return _failed(error.reason, f"argument {error.argument!r}: {error.problem}")
+            return _failed(error.reason, error.what)
         if self.worker.told_to_end():
             # What a handler raises on its way out says nothing about its work.
             raise SystemExit(os.EX_SOFTWARE) from error

@@ -179,7 +179,7 @@ def _frozen_step(planned: object, wrong: list[str]) -> dict[str, Any]:
         # Its own text again: what is kept is what was checked, whatever the caller does to its lists from now on.
         arguments = json.loads(kind.signature.pack(planned.args, kwargs, whole=True))
     except InvalidArguments as refused:
-        wrong.append(f"argument {refused.argument!r}: {refused.problem}")
+        wrong.append(refused.what)
     except NameError as missing:
         wrong.append(f"a type in its signature is not declared: {missing}")
     target = planned.target

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from durable_core.arguments import MAX_BYTES, Signature, Unfit, canonical, clean_text, digest, result_text
+from durable_core.arguments import MAX_BYTES, Signature, Unfit, by_name, canonical, clean_text, digest, result_text
 from durable_core.errors import DefinitionError, InvalidArguments
 
 TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\x00"), max_size=20)
@@ -174,6 +174,38 @@ def test_a_wrong_name_a_missing_one_and_one_too_many_are_named():
         with pytest.raises(InvalidArguments) as refused:
             signature(handler).pack(args, kwargs)
         assert refused.value.argument == named
+
+
+def test_too_many_arguments_are_said_without_a_name_that_no_argument_has():
+    def handler(step, invoice_id: int, size: int = 1, *, copy: bool = False):
+        pass
+
+    with pytest.raises(InvalidArguments) as refused:
+        signature(handler).pack((1, 2, True), {})
+    assert str(refused.value) == (
+        f"{refused.value.kind}: 3 arguments by position are too many; it takes 2 at most: invoice_id, size. "
+        "Nothing was written."
+    )
+    with pytest.raises(InvalidArguments, match="1 arguments by position are too many; it takes none"):
+        signature(lambda step, *, copy=False: None).pack((1,), {})
+
+
+def test_an_argument_that_is_called_arguments_is_named_as_any_other():
+    def handler(step, arguments: int):
+        pass
+
+    for args in ((), ("x",)):
+        with pytest.raises(InvalidArguments) as refused:
+            signature(handler).pack(args, {})
+        assert "argument 'arguments': " in str(refused.value)
+
+
+def test_what_is_no_mapping_of_arguments_is_said_without_a_name():
+    with pytest.raises(InvalidArguments) as refused:
+        by_name("invoice.send", [1])
+    assert str(refused.value) == (
+        "invoice.send: arguments are a mapping of names to values; got list. Nothing was written."
+    )
 
 
 @pytest.mark.parametrize("name", ["copy", "json", "schema", "_id", "model_config", "model_fields", "validate", "a"])

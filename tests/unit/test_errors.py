@@ -51,6 +51,7 @@ ALL = [
     DefinitionError("a sentence"), NotInstalled("a sentence"), UnsupportedTransaction("builtins.int"),
     NotATask("k", "delay"),
     InvalidArguments("k", "n", "no"), InvalidOption("k", "eta", "no"), IdempotencyConflict("k", "key", "0198"),
+    InvalidArguments("invoice.send", "arguments", "3 are too many", of_all=True),
     IdempotencyConflict("k", "key", None), KeyInFlight("k", "key", among=3),
     KeyInFlight("k", "key"), KeyTaken("k", "key", "0198"), KeyTaken("k", "key", None),
     UnknownHandler("k"), NotFound("delivery", "0198"),
