@@ -13,10 +13,12 @@ from kombu import Connection
 
 from durable_core import kinds
 from durable_core.celery_binding.durable import Durable
+from durable_core.celery_binding.environment import AssumedUrl
 from durable_core.celery_binding.publish import QUEUE_PREFIX
 from durable_core.celery_binding.readers import readers
 from durable_core.celery_binding.settings import Settings
 from durable_core.celery_binding.transport import guarded, is_guarded, register
+from durable_core.database.environment import REDIS_VARIABLE
 from durable_core.database.transactions import said
 from durable_core.doctor.findings import Check, Finding, NotLookedAt, Reason, found, or_well, well
 from durable_core.doctor.work import UNREAD_SECONDS, Installation
@@ -228,8 +230,14 @@ def _of_celery(conf: Any) -> Iterator[Finding]:
 
 
 def broker(durable: Durable) -> Iterator[Finding]:
-    """Whether the broker answers, through the guard."""
-    return answers(bounded(durable))
+    """Whether the broker answers, through the guard; and whether anybody said where it is."""
+    url = durable.app.conf.broker_read_url
+    if isinstance(url, AssumedUrl):
+        yield found(
+            "broker", Reason.BROKER_ASSUMED, f"{REDIS_VARIABLE} is not set, using {url}",
+            f"set {REDIS_VARIABLE} for the app, its workers and its beat; to that address, if it is meant",
+        )  # fmt: skip
+    yield from answers(bounded(durable))
 
 
 def answers(broker: Connection) -> Iterator[Finding]:

@@ -79,13 +79,18 @@ def _engine(url: str) -> Engine:
     return engine
 
 
+class AssumedUrl(str):
+    """An address that is used because nobody gave one; `durable doctor` says so."""
+
+
 def broker_url_from_environment() -> str:
     """
-    The Redis that DURABLE_REDIS_URL names, or the one on this machine; for `broker_url`.
+    The Redis that DURABLE_REDIS_URL names, or the one on this machine, which `durable doctor` tells; for `broker_url`.
 
     Guarded: one damaged message would stop a stock worker, and return to stop the next.
     """
-    return guarded(os.environ.get(REDIS_VARIABLE) or DEFAULT_BROKER_URL)
+    given = os.environ.get(REDIS_VARIABLE)
+    return guarded(given) if given else AssumedUrl(guarded(DEFAULT_BROKER_URL))
 
 
 def schema_from_environment() -> str:

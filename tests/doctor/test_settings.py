@@ -6,6 +6,7 @@ import pytest
 from celery import Celery
 
 from durable_core.celery_binding import doctor as of_celery
+from durable_core.celery_binding import environment
 from durable_core.celery_binding.transport import guarded
 from durable_core.deliveries.declare import delivery, registry
 from durable_core.doctor import process
@@ -253,3 +254,27 @@ def test_root_warns_and_so_does_what_lets_root_unpickle(monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.delenv("C_FORCE_ROOT")
     assert [finding.status for finding in process.root()] == [Status.PASS]
+
+
+def test_a_broker_that_nobody_named_is_told(host, monkeypatch, services):
+    monkeypatch.delenv("DURABLE_REDIS_URL", raising=False)
+    monkeypatch.setattr(environment, "DEFAULT_BROKER_URL", services.redis_url)
+    assumed, *others = list(of_celery.broker(host(broker=environment.broker_url_from_environment())))
+    assert is_mendable(assumed, Reason.BROKER_ASSUMED, Status.WARN)
+    assert assumed.observed == f"DURABLE_REDIS_URL is not set, using {guarded(services.redis_url)}"
+    assert [one.status for one in others] == [Status.PASS]
+
+
+@pytest.mark.parametrize("how", ["by the variable", "by the app itself", "by Celery's own variable"])
+def test_a_broker_that_somebody_named_is_not(host, monkeypatch, services, how):
+    """Be it the very address that would be assumed."""
+    monkeypatch.setattr(environment, "DEFAULT_BROKER_URL", services.redis_url)
+    monkeypatch.delenv("DURABLE_REDIS_URL", raising=False)
+    url = guarded(services.redis_url)
+    if how == "by the variable":
+        monkeypatch.setenv("DURABLE_REDIS_URL", services.redis_url)
+        url = environment.broker_url_from_environment()
+    if how == "by Celery's own variable":
+        monkeypatch.setenv("CELERY_BROKER_URL", url)
+        url = environment.broker_url_from_environment()
+    assert [one.reason for one in of_celery.broker(host(broker=url))] == [Reason.OK]
