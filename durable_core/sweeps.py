@@ -164,7 +164,9 @@ SWEEPS: tuple[Sweep, ...] = (
     ),
     Sweep(
         "poll", 1.0, "polls of operations that are due",
-        lambda database, bounds: operations.poll(database),
+        lambda database, bounds: operations.poll(
+            database, cap=bounds.hints_per_queue, others=(deliveries, plans)
+        ),
         look=lambda: (POLLS, {}),
         rescues=True,
     ),

@@ -17,7 +17,7 @@ from (
     -- Between two steps nobody owns a plan, and it has no deadline.
     select p.id, p.kind, p.fence, p.xmax, p.deadline_at
     from durable.plans p
-    where p.state = 'executing' and p.held_reason is null
+    where p.state = 'executing' and p.owner > '' and p.held_reason is null
 ) as d
 join pg_stat_activity a on a.datname = current_database()
     and a.application_name = concat('durable ', d.id, ' ', d.fence)

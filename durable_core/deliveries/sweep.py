@@ -6,7 +6,6 @@ import json
 import logging
 import random as random_module
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from durable_core import wakes
 from durable_core.claims.each import each
+from durable_core.claims.shares import Counted, Share, allot
 from durable_core.database.connections import Database
 from durable_core.database.statements import Statement, beside
 from durable_core.database.transactions import CANCELED, Row, run, sqlstate
@@ -48,6 +48,12 @@ def due_queues(connection: Connection) -> list[str]:
     return [row["queue"] for row in run(connection, _statements.due_queues)]
 
 
+def due(connection: Connection, cap: int, queues: Collection[str] | None = None) -> Mapping[str, int]:
+    """How many deliveries are due in each queue, or in each of these, counted up to `cap`."""
+    names = due_queues(connection) if queues is None else list(queues)
+    return {row["queue"]: row["rows"] for row in run(connection, _statements.due, queues=names, limit=cap)}
+
+
 def pick(connection: Connection, depths: Mapping[str, int], cap: int = HINTS_PER_QUEUE) -> list[wakes.Hint]:
     """
     The hints that bring each queue to min(due, cap), the longest unhinted rows first; marked as hinted now.
@@ -71,14 +77,11 @@ def pick(connection: Connection, depths: Mapping[str, int], cap: int = HINTS_PER
     ]
 
 
-class Hinting(Protocol):
-    """What another contract has to be hinted. Its rows are few, so each is hinted anew after a while, uncounted."""
+class Hinting(Counted, Protocol):
+    """What another contract has to be hinted in the queues of deliveries, or in its own."""
 
-    def due(self, connection: Connection) -> Mapping[str, int]:
-        """How many rows wait for a worker in each queue."""
-
-    def pick(self, connection: Connection, empty: Collection[str]) -> list[wakes.Hint]:
-        """The hints of those that were not hinted lately, and of all in these queues, which are empty; now marked."""
+    def pick(self, connection: Connection, shares: Mapping[str, Share], cap: int) -> list[wakes.Hint]:
+        """The hints of those that were not hinted lately, as many as its share allows; now marked."""
 
 
 def dispatch(
@@ -92,21 +95,27 @@ def dispatch(
 
     This is what makes a lost hint cost one interval and no more: after FLUSHALL the depth
     is 0 and the next run refills the queue. What `others` have to be hinted lies in the same
-    queues, and does not count against the deliveries there. Raises what the broker raises.
+    queues: each contract has a share of its own in each. Raises what the broker raises.
     """
     carrier = carrier or wakes.carrier()
     if carrier is None:
         raise NotInstalled("no carrier for hints: call durable_core.celery_binding.install(app) first.")
     with database.autocommit() as connection:
         queues = due_queues(connection)
-        theirs = sum((Counter(other.due(connection)) for other in others), Counter[str]())
-    if not queues and not theirs:
+        theirs = [other.due(connection, cap) for other in others]
+        shared = [queue for queue in queues if any(queue in counts for counts in theirs)]
+        ours = due(connection, cap, shared) if shared else {}
+    wanted = {*queues, *(queue for counts in theirs for queue in counts)}
+    if not wanted:
         return 0
-    depths = carrier.depths({*queues, *theirs})
-    empty = [queue for queue, depth in depths.items() if not depth]
+    depths = carrier.depths(wanted)
     with database.transaction() as connection:
-        hints = [hint for other in others for hint in other.pick(connection, empty)]
-        left = {queue: max(depths[queue] - theirs[queue], 0) for queue in queues}
+        hints = []
+        for other, own in zip(others, theirs, strict=True):
+            if own:
+                rest = [ours, *(counts for counts in theirs if counts is not own)]
+                hints += other.pick(connection, allot(depths, own, rest, cap), cap)
+        left = {queue: max(depths[queue] - sum(counts.get(queue, 0) for counts in theirs), 0) for queue in queues}
         hints += pick(connection, left, cap) if left else []
     return carrier.publish(hints)
 

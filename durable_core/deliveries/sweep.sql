@@ -2,6 +2,20 @@
 -- The queues that have a due row, found by skipping from one to the next: the cost is the number of queues.
 select q.queue from durable.due_queues() as q (queue)
 
+-- name: due
+-- How many rows are due in each of these queues, counted up to a limit.
+select q.queue, w.rows
+from unnest(cast(:queues as text[])) as q (queue)
+cross join lateral (
+    select cast(count(*) as integer) as rows
+    from (
+        select from durable.deliveries d
+        where d.state = 'pending' and d.queue = q.queue and d.hint_at <= (select durable.durable_now())
+        limit :limit
+    ) as window_of_due
+) as w
+where w.rows > 0
+
 -- name: unhinted
 -- before: due rows, and the number of hints that lie in each queue
 -- after:  as many as bring each queue to min(due, cap), the longest unhinted first, for `mark` in the same transaction;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import psycopg
@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from durable_core import wakes
 from durable_core.claims.each import each
+from durable_core.claims.shares import Counted, Share, allot, as_written
 from durable_core.database.connections import Database
 from durable_core.database.statements import beside
 from durable_core.database.transactions import Row, run
@@ -23,72 +24,84 @@ from durable_core.states import OperationState
 log = logging.getLogger("durable.sweep")
 _statements = beside(__file__)
 
-HINT_SECONDS = 10.0
-"""A row that is due is hinted again after so long, and after twice as long each time."""
-LONGEST_HINT_SECONDS = 600.0
+IDLE_SECONDS = 5.0
+"""One whose call is paused is looked at again after so long."""
 PRECHECK_SECONDS = 30.0
 """So long a queued row is left to the worker that looks at it, however empty its queue is."""
 ASK_SECONDS = 60.0
 """So long after a cancel workers are hinted to ask the other side to stop; then it is given up."""
+ASK_AGAIN_SECONDS = 10.0
+"""Until then they are hinted again after so long, however much lies in the queue."""
 ASK_LIMIT = 100
-HINT_LIMIT = 500
-DUE_LIMIT = 1000
+HINTS_PER_QUEUE = 1000
 REAP_LIMIT = 500
 EXPIRE_LIMIT = 500
 PRUNE_LIMIT = 500
 PRUNE_SECONDS = 5.0
 
 
-def due(connection: Connection) -> Mapping[str, int]:
-    """How many operations wait for a worker in each queue, to be issued or polled; of the first thousand."""
-    return {row["queue"]: row["rows"] for row in run(connection, _statements.due, limit=DUE_LIMIT)}
+def due(connection: Connection, cap: int, queues: Collection[str] | None = None) -> Mapping[str, int]:
+    """How many wait for a worker in each queue, or in each of these, to be issued or polled; of `cap` looked at."""
+    rows = run(connection, _statements.due, limit=cap, queues=None if queues is None else list(queues))
+    return {row["queue"]: row["rows"] for row in rows}
 
 
-def pick(connection: Connection, empty: Collection[str]) -> list[wakes.Hint]:
-    """The hints of queued operations that were not hinted lately, and of all whose queue is empty; now marked."""
-    return _picked(connection, OperationState.QUEUED, empty)
+def pick(connection: Connection, shares: Mapping[str, Share], cap: int = HINTS_PER_QUEUE) -> list[wakes.Hint]:
+    """
+    The hints of queued operations that were not hinted lately, as many as each queue has room for; now marked.
+
+    Where a queue is empty, also of those that were. `cap` is how many of each queue are looked at.
+    """
+    return _picked(connection, OperationState.QUEUED, shares, cap)
 
 
-def poll(database: Database, carrier: wakes.Carrier | None = None) -> int:
+def poll(
+    database: Database,
+    carrier: wakes.Carrier | None = None,
+    cap: int = HINTS_PER_QUEUE,
+    others: Sequence[Counted] = (),
+) -> int:
     """
     Hint the operations whose poll is due, and the canceled ones of which the other side is to hear; how many hints.
 
-    A row has one hint at a time: it is hinted again only after a while, or where its queue is empty. Raises what the
-    broker raises.
+    A row has one hint at a time: it is hinted again only after a while, or where its queue is empty, and while its
+    queue holds fewer hints than rows wait there, of the `others` too. A canceled one is hinted whatever lies there.
+    Raises what the broker raises.
     """
     carrier = carrier or wakes.carrier()
     if carrier is None:
         raise NotInstalled("no carrier for hints: call durable_core.celery_binding.install(app) first.")
     with database.autocommit() as connection:
-        queues = due(connection)
-        canceled = run(connection, _statements.to_ask, ask_seconds=ASK_SECONDS, limit=ASK_LIMIT)
-    wanted = {*queues, *(row["queue"] for row in canceled)}
-    if not wanted:
-        return 0
-    empty = [queue for queue, depth in carrier.depths(wanted).items() if not depth]
+        own = due(connection, cap)
+        theirs = [other.due(connection, cap, own) for other in others] if own else []
+    depths = carrier.depths(own) if own else {}
     with database.transaction() as connection:
-        hints = _picked(connection, OperationState.RUNNING, empty)
-    # Of a row that ended nothing can be marked: where hints lie already, one of them may be its own.
-    hints += [_hint(row) for row in canceled if row["queue"] in empty]
+        canceled = run(
+            connection, _statements.to_ask, ask_seconds=ASK_SECONDS, again_seconds=ASK_AGAIN_SECONDS, limit=ASK_LIMIT
+        )
+        hints = [_hint(row) for row in canceled]
+        if own:
+            hints += _picked(connection, OperationState.RUNNING, allot(depths, own, theirs, cap), cap)
     return carrier.publish(hints) if hints else 0
 
 
-def _picked(connection: Connection, state: OperationState, empty: Collection[str]) -> list[wakes.Hint]:
+def _picked(connection: Connection, state: OperationState, shares: Mapping[str, Share], cap: int) -> list[wakes.Hint]:
     rows = run(
-        connection, _statements.unhinted, state=state.value, empty=list(empty), limit=HINT_LIMIT,
-        precheck_seconds=PRECHECK_SECONDS, hint_seconds=HINT_SECONDS, longest_seconds=LONGEST_HINT_SECONDS,
+        connection, _statements.unhinted, state=state.value, shares=as_written(shares), window=cap,
+        precheck_seconds=PRECHECK_SECONDS,
     )  # fmt: skip
 
     def mark(some: list[Row]) -> list[Row]:
         run(
-            connection, _statements.mark, ids=[row["id"] for row in some], hint_seconds=HINT_SECONDS,
-            longest_seconds=LONGEST_HINT_SECONDS,
+            connection, _statements.mark, ids=[row["id"] for row in some], idle_seconds=IDLE_SECONDS,
+            idle=[row["id"] for row in some if row["idle"]],
+            unsure=[row["id"] for row in some if shares[row["queue"]].unsure],
         )  # fmt: skip
         return some
 
     marked = each(connection, rows, mark, "poll", partial(_hold, connection))
     # Never by the row's own id: its caller's commit has hinted it by that, and it is hinted many times.
-    return [_hint(row) for row in marked]
+    return [_hint(row) for row in marked if not row["idle"]]
 
 
 def _hint(row: Row) -> wakes.Hint:

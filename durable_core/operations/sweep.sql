@@ -1,91 +1,191 @@
 -- name: due
--- How many rows wait for a worker in each queue, of the first so many.
-select w.queue, count(*) as rows
-from (
-    select o.queue
-    from durable.operations o
-    where (o.state = 'queued' or (o.state = 'running' and o.owner is null))
-      and o.held_reason is null
-      and o.due_at <= (select durable.durable_now())
-    limit :limit
+-- How many operations wait for a worker in each queue, or in each of these, to be issued or polled; of at most so many
+-- looked at. The queue of those alone that nobody may issue now, for a pause or the clock, is there with none: `unhinted`
+-- puts them behind the others.
+with paused as materialized (
+    select s.what, s.name
+    from durable.pauses s
+    where s.ended_at is null and (s.until is null or s.until > (select durable.durable_now()))
+)
+select q.queue, w.rows
+from durable.operation_queues() as q (queue)
+cross join lateral (
+    select count(*) as seen,
+        -- Only the call is paused; polls go on.
+        cast(count(*) filter (where l.state = 'running' or (
+            l.start_before > (select durable.durable_now())
+            and not exists (
+                select from paused s where s.name = case s.what when 'queue' then q.queue else l.kind end)
+        )) as integer) as rows
+    from (
+        select o.kind, o.state, o.start_before
+        from durable.operations o
+        where (o.state = 'queued' or (o.state = 'running' and o.owner is null))
+          and o.held_reason is null
+          and o.queue = q.queue
+          and o.due_at <= (select durable.durable_now())
+        order by o.due_at
+        limit :limit
+    ) as l
 ) as w
-group by w.queue
+where (cast(:queues as text[]) is null or q.queue = any (cast(:queues as text[]))) and w.seen > 0
 
 -- name: unhinted
--- before: due rows in this state that were not hinted lately, or whose queue is empty in the broker. Of a kind that a
---         worker did not know an empty queue says nothing: that worker has emptied it
--- after:  locked, for `mark` in the same transaction; the longest unhinted first
+-- before: due rows, and each queue has room for so many hints
+-- after:  those in this state whose hint was long ago, or whose queue is empty, the longest unhinted first and as many as
+--         there is room for; and those of which nobody may issue the call now, as `idle`; for `mark` in the same transaction
 -- locks:  these rows, skipping what others hold
-with paused as materialized (
+-- Of a kind that a worker did not know an empty queue says nothing: that worker has emptied it.
+with queue as materialized (
+    select q.queue, q.room, q.empty
+    from jsonb_to_recordset(cast(:shares as jsonb)) as q (queue text, room integer, empty boolean)
+),
+paused as materialized (
     select p.what, p.name
     from durable.pauses p
     where p.ended_at is null and (p.until is null or p.until > (select durable.durable_now()))
+),
+looked_at as materialized (
+    select l.id, l.hint_at, q.room, l.idle,
+        row_number() over (partition by q.queue, l.idle order by l.hint_at) as place
+    from queue q
+    cross join lateral (
+        select w.id, w.hint_at, w.its_time,
+            w.state = 'queued' and (
+                w.start_before <= (select durable.durable_now())
+                or exists (select from paused p where p.name = case p.what when 'queue' then q.queue else w.kind end)
+            ) as idle,
+            -- One that a worker is looking at has taken its hint out of the queue.
+            w.waiting_for is null
+                and (w.hints = 0
+                    or w.hint_at - durable.hint_wait(w.hints - 1) <= (select durable.durable_now() - interval '1 s'))
+                and (w.state = 'running' or coalesce(w.beat_at
+                    <= (select durable.durable_now() - make_interval(secs => :precheck_seconds)), true)) as lost
+        from (
+            (select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before, true as its_time
+             from durable.operations o
+             where (o.state = 'queued' or (o.state = 'running' and o.owner is null))
+               and o.held_reason is null
+               and o.queue = q.queue
+               and o.hint_at <= (select durable.durable_now())
+             order by o.hint_at
+             limit :window)
+            union all
+            select d.*, false
+            from (
+                select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before
+                from durable.operations o
+                where q.empty
+                  and (o.state = 'queued' or (o.state = 'running' and o.owner is null))
+                  and o.held_reason is null
+                  and o.queue = q.queue
+                  and o.due_at <= (select durable.durable_now())
+                order by o.due_at
+                limit :window
+            ) as d
+            where d.hint_at > (select durable.durable_now())
+        ) as w
+        where w.state = :state
+    ) as l
+    where l.its_time or (l.lost and not l.idle)
 )
-select cast(o.id as text) as id, o.fence, o.state, o.kind, o.queue, o.priority
-from durable.operations o
-where (o.state = 'queued' or (o.state = 'running' and o.owner is null))
-  and o.state = :state
-  and o.held_reason is null
-  and o.due_at <= (select durable.durable_now())
-  and (o.hint_at <= (select durable.durable_now())
-      -- One that a worker is looking at has taken its hint out of the queue.
-      or (o.queue = any (cast(:empty as text[])) and o.waiting_for is null
-          and (o.hints = 0 or o.hint_at
-              - make_interval(secs => least(:longest_seconds, :hint_seconds * 2 ^ least(o.hints - 1, 10)))
-              <= (select durable.durable_now() - interval '1 s'))
-          and (o.state = 'running' or coalesce(o.beat_at
-              <= (select durable.durable_now() - make_interval(secs => :precheck_seconds)), true))))
-  and (o.state = 'running'
-      or not exists (select from paused p where p.name = case p.what when 'queue' then o.queue else o.kind end))
-order by o.hint_at
-limit :limit
-for no key update skip locked
+select cast(p.id as text) as id, p.fence, p.state, p.kind, p.queue, p.priority, l.idle
+from looked_at l
+cross join lateral (
+    -- Row by row, by its limit: joined, the whole of the table might be read.
+    select o.id, o.fence, o.state, o.kind, o.queue, o.priority
+    from durable.operations o
+    where o.id = l.id
+      and o.state = :state
+      and o.owner is null
+      and o.due_at <= (select durable.durable_now())
+      -- Whoever hinted it meanwhile has put it off.
+      and o.hint_at = l.hint_at
+    limit 1
+    for no key update skip locked
+) as p
+where l.idle or l.place <= l.room
+order by l.hint_at
 
 -- name: mark
 -- before: locked by `unhinted` in this transaction
--- after:  hinted now, and to be hinted again after a while that doubles each time; it decides nothing
+-- after:  hinted now, and to be hinted again after a while that doubles each time, up to ten minutes; of an `unsure` one
+--         without end. An idle one is looked at again a little later. It decides nothing
 -- locks:  the rows, held already
 update durable.operations o
-set hint_at = clock.now + make_interval(secs => least(:longest_seconds, :hint_seconds * 2 ^ least(o.hints, 10))),
-    hints = least(o.hints + 1, 100)
+set hints = m.hints,
+    hint_at = clock.now
+        + case when m.idle then make_interval(secs => :idle_seconds) else durable.hint_wait(m.hints - 1) end
 from (
+    select b.id, b.id = any (cast(:idle as uuid[])) as idle,
+        cast(case
+            when b.id = any (cast(:idle as uuid[])) then b.hints
+            when b.id = any (cast(:unsure as uuid[])) then least(b.hints + 1, 25)
+            else least(b.hints + 1, 7) end as smallint) as hints
+    from durable.operations b
+    where b.id = any (cast(:ids as uuid[]))
+) as m,
+(
     select durable.durable_now() as now,
         set_config('synchronous_commit',
             case current_setting('synchronous_commit') when 'off' then 'off' else 'local' end, true) as unreplicated
 ) as clock
-where o.id = any (cast(:ids as uuid[]))
+where o.id = m.id and o.id = any (cast(:ids as uuid[]))
 
 -- name: to_ask
--- Canceled lately with their ids known, and the other side not asked yet to stop. A few: the newest by the index of their end.
-select cast(o.id as text) as id, o.kind, o.queue, o.priority
-from durable.operations o
-where o.state in ('succeeded', 'failed', 'canceled')
-  and o.finished_at > (select durable.durable_now() - make_interval(secs => :ask_seconds))
-  and o.state = 'canceled'
-  and o.cancels
-  and o.external_ids is not null
-  and not exists (select from durable.journal j where j.row_id = o.id and j.move = 'ask to cancel')
-order by o.finished_at desc
-limit :limit
+-- before: canceled lately with its ids known, the other side not asked yet to stop, and no hint of it for a while
+-- after:  a line for each says that it is hinted for that: of a row that ended nothing else can be marked
+-- locks:  nothing; two sweeps at once hint it twice
+with canceled as materialized (
+    select o.id, o.kind, o.queue, o.priority, o.state, o.fence
+    from durable.operations o
+    where o.state = 'canceled'
+      and o.cancels
+      and o.external_ids is not null
+      and o.finished_at > (select durable.durable_now() - make_interval(secs => :ask_seconds))
+      and not exists (
+          select from durable.journal j
+          where j.row_id = o.id
+            and (j.move = 'ask to cancel' or (j.move = 'hint to cancel'
+                and j.at > (select durable.durable_now() - make_interval(secs => :again_seconds)))))
+    order by o.finished_at desc
+    limit :limit
+),
+journalled as (
+    insert into durable.journal (row_id, contract, move, from_state, to_state, fence)
+    select c.id, 'operation', 'hint to cancel', c.state, c.state, c.fence from canceled c
+)
+select cast(c.id as text) as id, c.kind, c.queue, c.priority from canceled c
 
 -- name: lapsed
 -- before: running, and the lease of its owner is over, or nobody has it and its patience is over
--- after:  locked, for `take_back` in the same transaction to decide; the longest over first
+-- after:  locked, for `take_back` in the same transaction to decide; the longest over first, so many of each
 -- locks:  the rows, skipping those that are locked: while a row is locked its holder is alive
-with locked as materialized (
-    select o.id, o.fence, o.kind, o.owner, o.lease_expires_at, o.patience_until
+with lapsed as materialized (
+    select o.id, o.fence, o.kind, o.lease_expires_at as until
     from durable.operations o
     where o.state = 'running'
+      and o.owner > ''
       and o.held_reason is null
-      and (o.lease_expires_at <= (select durable.durable_now())
-          or (o.owner is null and o.patience_until <= (select durable.durable_now())))
-    order by coalesce(o.lease_expires_at, o.patience_until)
+      and o.lease_expires_at <= (select durable.durable_now())
+    order by o.lease_expires_at
+    limit :limit
+    for no key update skip locked
+),
+silent as materialized (
+    select o.id, o.fence, o.kind, o.patience_until as until
+    from durable.operations o
+    where o.state = 'running'
+      and o.owner is null
+      and o.held_reason is null
+      and o.patience_until <= (select durable.durable_now())
+    order by o.patience_until
     limit :limit
     for no key update skip locked
 )
 select cast(l.id as text) as id, l.fence, l.kind
-from locked l
-where case when l.owner is null then l.patience_until else l.lease_expires_at end <= durable.durable_now()
+from (select * from lapsed union all select * from silent) as l
+where l.until <= durable.durable_now()
 
 -- name: holding_pids
 -- The processes of this owner that hold an operation.

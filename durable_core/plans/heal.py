@@ -25,10 +25,10 @@ def healed(plan_id: str) -> Steps[None]:
     """
     yield SAVEPOINT, {}
     try:
-        stale = yield statements.stale, {"id": plan_id, "limit": 1}
+        stale = yield statements.stale_one, {"id": plan_id}
         if stale:
             yield statements.heal, {"ids": [row["id"] for row in stale], "move": HEAL}
-        overdue = yield statements.overdue, {"id": plan_id, "limit": 1}
+        overdue = yield statements.overdue_one, {"id": plan_id}
         if overdue:
             yield statements.expire, {"ids": [row["id"] for row in overdue]}
     except Exception as error:

@@ -1,21 +1,49 @@
 -- What time alone decides about plans: by a sweep, or as one of them is read.
 
 -- name: stale
--- before: executing, claimed and its lease over, or nobody's and not continued in time; of one plan, or of all
--- after:  locked, for `heal` in the same transaction; the longest over first
+-- before: executing, claimed and its lease over, or nobody's and not continued in time
+-- after:  locked, for `heal` in the same transaction; the longest over first, so many of each
 -- locks:  the rows, skipping those that are locked: while a row is locked its holder is alive
-with locked as materialized (
-    select p.id, p.fence, p.receipts, p.step_count, coalesce(p.lease_expires_at, p.continue_until) as until
+with silent as materialized (
+    select p.id, p.fence, p.lease_expires_at as until
     from durable.plans p
     where p.state = 'executing'
+      and p.owner > ''
+      and p.held_reason is null
+      and p.lease_expires_at <= (select durable.durable_now())
+    order by p.lease_expires_at
+    limit :limit
+    for no key update skip locked
+),
+left_alone as materialized (
+    select p.id, p.fence, p.continue_until as until
+    from durable.plans p
+    where p.state = 'executing'
+      and p.owner is null
+      and p.held_reason is null
+      and p.continue_until <= (select durable.durable_now())
+    order by p.continue_until
+    limit :limit
+    for no key update skip locked
+)
+select cast(l.id as text) as id, l.fence
+from (select * from silent union all select * from left_alone) as l
+where l.until <= durable.durable_now()
+
+-- name: stale_one
+-- before: the same of one plan
+-- after:  locked, for `heal` in the same transaction
+-- locks:  the row, skipping it while it is locked
+with locked as materialized (
+    select p.id, p.fence, coalesce(p.lease_expires_at, p.continue_until) as until
+    from durable.plans p
+    where p.id = cast(:id as uuid)
+      and p.state = 'executing'
       and p.held_reason is null
       and coalesce(p.lease_expires_at, p.continue_until) <= (select durable.durable_now())
-      and (cast(:id as uuid) is null or p.id = cast(:id as uuid))
       -- A read that comes before the reap of an outage leaves owners the time to beat, as that does.
-      and (cast(:id as uuid) is null or not exists (
-          select from durable.loops l where l.name = 'reap' and l.hold_until > (select durable.durable_now())))
-    order by until
-    limit :limit
+      and not exists (
+          select from durable.loops l where l.name = 'reap' and l.hold_until > (select durable.durable_now()))
     for no key update skip locked
 )
 select cast(l.id as text) as id, l.fence
@@ -23,7 +51,7 @@ from locked l
 where l.until <= durable.durable_now()
 
 -- name: heal
--- before: locked by `stale` or `owned` in this transaction
+-- before: locked by `stale`, `stale_one` or `owned` in this transaction
 -- after:  executed, if all its receipts are there; else failed, interrupted. Nothing of it runs again
 -- locks:  the rows, held already
 with healed as (
@@ -57,7 +85,7 @@ journalled as (
 select cast(h.id as text) as id, h.state from healed h
 
 -- name: overdue
--- before: pending or approved, its consent over by the database's clock; of one plan, or of all
+-- before: pending or approved, its consent over by the database's clock
 -- after:  locked, for `expire` in the same transaction; the longest over first
 -- locks:  the rows, skipping what others hold
 with locked as materialized (
@@ -66,7 +94,6 @@ with locked as materialized (
     where p.state in ('pending', 'approved')
       and p.held_reason is null
       and p.expires_at <= (select durable.durable_now())
-      and (cast(:id as uuid) is null or p.id = cast(:id as uuid))
     order by p.expires_at
     limit :limit
     for no key update skip locked
@@ -75,8 +102,25 @@ select cast(l.id as text) as id, l.fence
 from locked l
 where l.expires_at <= durable.durable_now()
 
+-- name: overdue_one
+-- before: the same of one plan
+-- after:  locked, for `expire` in the same transaction
+-- locks:  the row, skipping it when somebody has it
+with locked as materialized (
+    select p.id, p.fence, p.expires_at
+    from durable.plans p
+    where p.id = cast(:id as uuid)
+      and p.state in ('pending', 'approved')
+      and p.held_reason is null
+      and p.expires_at <= (select durable.durable_now())
+    for no key update skip locked
+)
+select cast(l.id as text) as id, l.fence
+from locked l
+where l.expires_at <= durable.durable_now()
+
 -- name: expire
--- before: locked by `overdue` in this transaction
+-- before: locked by `overdue` or `overdue_one` in this transaction
 -- after:  expired: it can never run
 -- locks:  the rows, held already
 with expired as (

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from durable_core import wakes
 from durable_core.claims.each import each
+from durable_core.claims.shares import Share, as_written
 from durable_core.database.connections import Database
 from durable_core.database.statements import Statement, beside
 from durable_core.database.transactions import Row, run
@@ -21,33 +22,42 @@ from durable_core.plans.heal import statements as _healing
 log = logging.getLogger("durable.sweep")
 _statements = beside(__file__)
 
-DUE_LIMIT = 10_000
-HINT_LIMIT = 500
+IDLE_SECONDS = 5.0
+"""A step that nobody may take now, for a pause or the clock, is looked at again after so long."""
+HINTS_PER_QUEUE = 1000
 HEAL_LIMIT = 500
 PRUNE_LIMIT = 500
 PRUNE_SECONDS = 10.0
 
 
-def due(connection: Connection) -> Mapping[str, int]:
-    """How many plans wait for a worker in each queue."""
-    return {row["queue"]: row["waiting"] for row in run(connection, _statements.due, limit=DUE_LIMIT)}
+def due(connection: Connection, cap: int, queues: Collection[str] | None = None) -> Mapping[str, int]:
+    """How many plans wait for a worker in each queue, or in each of these; of at most `cap` looked at."""
+    rows = run(connection, _statements.due, limit=cap, queues=None if queues is None else list(queues))
+    return {row["queue"]: row["waiting"] for row in rows}
 
 
-def pick(connection: Connection, empty: Collection[str]) -> list[wakes.Hint]:
+def pick(connection: Connection, shares: Mapping[str, Share], cap: int = HINTS_PER_QUEUE) -> list[wakes.Hint]:
     """
-    The hints of steps that wait and were not hinted lately, or whose queue is empty; marked as hinted now.
+    The hints of steps that wait and were not hinted lately, as many as each queue has room for; marked as hinted now.
 
-    Each hint of a step that nobody takes doubles the time to the next, up to ten minutes; a claim begins anew.
+    Where a queue is empty, also of those that were. Each hint of a step that nobody takes doubles the time to the next,
+    up to ten minutes; a claim begins anew. `cap` is how many of each queue are looked at.
     """
-    rows = run(connection, _statements.unhinted, empty=list(empty), limit=HINT_LIMIT)
+    rows = run(connection, _statements.unhinted, shares=as_written(shares), window=cap)
 
     def mark(some: list[Row]) -> list[Row]:
-        run(connection, _statements.mark, ids=[row["id"] for row in some])
+        run(
+            connection, _statements.mark, ids=[row["id"] for row in some], idle_seconds=IDLE_SECONDS,
+            idle=[row["id"] for row in some if row["idle"]],
+            unsure=[row["id"] for row in some if shares[row["queue"]].unsure],
+        )  # fmt: skip
         return some
 
     marked = each(connection, rows, mark, "dispatch", lambda row, error: _hold(connection, row, error))
     return [
-        wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], row["step"], first=False) for row in marked
+        wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], row["step"], first=False)
+        for row in marked
+        if not row["idle"]
     ]
 
 
@@ -59,14 +69,14 @@ def reap(database: Database, *, heartbeat_seconds: float = 8.0, limit: int = HEA
     alive, however old its lease.
     """
     with database.transaction() as connection:
-        stale = run(connection, _healing.stale, id=None, limit=limit)
+        stale = run(connection, _healing.stale, limit=limit)
         return len(_healed(connection, stale, HEAL))
 
 
 def expire(database: Database, *, limit: int = HEAL_LIMIT) -> int:
     """Expire the plans that nobody approved in time, and those that were approved and did not start; how many moved."""
     with database.transaction() as connection:
-        overdue = run(connection, _healing.overdue, id=None, limit=limit)
+        overdue = run(connection, _healing.overdue, limit=limit)
         return len(_moved(connection, overdue, _healing.expire, "expire"))
 
 

@@ -1,52 +1,111 @@
 -- name: due
--- How many plans wait for a worker in each queue. Of more than so many the rest is not counted.
-select w.queue, cast(count(*) as integer) as waiting
-from (
-    select p.queue
-    from durable.plans p
-    where p.state = 'approved' or (p.state = 'executing' and p.owner is null)
-    limit :limit
-) as w
-group by w.queue
-
--- name: unhinted
--- before: a step waits, and its hint was long ago, or its queue is empty
--- after:  locked, for `mark` in the same transaction
--- locks:  the rows, skipping what others hold
--- A plan whose time is over is left to heal and expire. Of a kind that a worker did not know an empty queue says nothing.
+-- How many plans wait for a worker in each queue, or in each of these; of at most so many looked at. The queue of those
+-- alone that nobody may take now, for a pause or the clock, is there with none: `unhinted` puts them behind the others.
 with paused as materialized (
     select s.what, s.name
     from durable.pauses s
     where s.ended_at is null and (s.until is null or s.until > (select durable.durable_now()))
 )
-select cast(p.id as text) as id, p.fence, p.kind, p.queue, p.priority, cast(p.receipts + 1 as integer) as step
-from durable.plans p
-where (p.state = 'approved' or (p.state = 'executing' and p.owner is null))
-  and p.held_reason is null
-  and case p.state when 'approved' then p.expires_at else p.continue_until end > (select durable.durable_now())
-  and not exists (select from paused s where s.name = case s.what when 'queue' then p.queue else p.kind end)
-  and (p.hint_at <= (select durable.durable_now())
-      or (p.queue = any (cast(:empty as text[])) and p.waiting_for is null
-          and p.hint_at - make_interval(secs => least(10 * power(2, least(p.hints, 6)), 600))
-              <= (select durable.durable_now() - interval '1 s')))
-order by p.hint_at
-limit :limit
-for no key update skip locked
+select q.queue, w.waiting
+from durable.plan_queues() as q (queue)
+cross join lateral (
+    select cast(count(*) filter (
+        where l.until > (select durable.durable_now())
+          and not exists (select from paused s where s.what = 'kind' and s.name = l.kind)) as integer) as waiting
+    from (
+        select p.kind, case p.state when 'approved' then p.expires_at else p.continue_until end as until
+        from durable.plans p
+        where (p.state = 'approved' or (p.state = 'executing' and p.owner is null))
+          and p.held_reason is null
+          and p.queue = q.queue
+        order by p.hint_at
+        limit :limit
+    ) as l
+) as w
+where (cast(:queues as text[]) is null or q.queue = any (cast(:queues as text[])))
+  and not exists (select from paused s where s.what = 'queue' and s.name = q.queue)
+
+-- name: unhinted
+-- before: steps wait, and each queue has room for so many hints
+-- after:  those whose hint was long ago, or whose queue is empty, the longest unhinted first and as many as there is
+--         room for; and those among them that nobody may take now, as `idle`; for `mark` in the same transaction
+-- locks:  these rows, skipping what others hold
+-- Of a kind that a worker did not know an empty queue says nothing. Whose time is over is left to heal and expire.
+with queue as materialized (
+    select q.queue, q.room, q.empty,
+        case when q.empty then cast('infinity' as timestamptz) else (select durable.durable_now()) end as until
+    from jsonb_to_recordset(cast(:shares as jsonb)) as q (queue text, room integer, empty boolean)
+),
+paused as materialized (
+    select s.name
+    from durable.pauses s
+    where s.what = 'kind' and s.ended_at is null and (s.until is null or s.until > (select durable.durable_now()))
+),
+looked_at as materialized (
+    select l.id, l.hint_at, l.idle, q.room,
+        row_number() over (partition by q.queue, l.idle order by l.hint_at) as place
+    from queue q
+    cross join lateral (
+        select w.id, w.hint_at,
+            w.until <= (select durable.durable_now()) or exists (select from paused s where s.name = w.kind) as idle,
+            w.hint_at <= (select durable.durable_now()) as its_time,
+            w.waiting_for is null
+                and w.hint_at - durable.hint_wait(w.hints) <= (select durable.durable_now() - interval '1 s') as lost
+        from (
+            select p.id, p.kind, p.hint_at, p.hints, p.waiting_for,
+                case p.state when 'approved' then p.expires_at else p.continue_until end as until
+            from durable.plans p
+            where (p.state = 'approved' or (p.state = 'executing' and p.owner is null))
+              and p.held_reason is null
+              and p.queue = q.queue
+              and p.hint_at <= q.until
+            order by p.hint_at
+            limit :window
+        ) as w
+    ) as l
+    where l.its_time or (q.empty and l.lost and not l.idle)
+)
+select cast(p.id as text) as id, p.fence, p.kind, p.queue, p.priority, cast(p.receipts + 1 as integer) as step, l.idle
+from looked_at l
+cross join lateral (
+    -- Row by row, by its limit: joined, the whole of the table might be read.
+    select p.id, p.fence, p.kind, p.queue, p.priority, p.receipts
+    from durable.plans p
+    where p.id = l.id
+      and (p.state = 'approved' or (p.state = 'executing' and p.owner is null))
+      -- Whoever hinted it meanwhile has put it off.
+      and p.hint_at = l.hint_at
+    limit 1
+    for no key update skip locked
+) as p
+where l.idle or l.place <= l.room
+order by l.hint_at
 
 -- name: mark
 -- before: locked by `unhinted` in this transaction
--- after:  hinted now, and to be hinted again in 10 s, twice as long for each hint that nobody took, 10 min at most
+-- after:  hinted now, and to be hinted again in 10 s, twice as long for each hint that nobody took, 10 min at most; of an
+--         `unsure` one without end. An idle one is looked at again a little later
 -- locks:  the rows, held already
 update durable.plans p
-set hints = least(p.hints + 1, 6),
-    hint_at = clock.now + make_interval(secs => least(10 * power(2, least(p.hints + 1, 6)), 600))
+set hints = m.hints,
+    hint_at = clock.now
+        + case when m.idle then make_interval(secs => :idle_seconds) else durable.hint_wait(m.hints) end
 from (
+    select b.id, b.id = any (cast(:idle as uuid[])) as idle,
+        cast(case
+            when b.id = any (cast(:idle as uuid[])) then b.hints
+            when b.id = any (cast(:unsure as uuid[])) then least(b.hints + 1, 24)
+            else least(b.hints + 1, 6) end as smallint) as hints
+    from durable.plans b
+    where b.id = any (cast(:ids as uuid[]))
+) as m,
+(
     select durable.durable_now() as now,
         -- A mark that a failover takes back costs one more hint; it does not wait for a standby.
         set_config('synchronous_commit',
             case current_setting('synchronous_commit') when 'off' then 'off' else 'local' end, true) as unreplicated
 ) as clock
-where p.id = any (cast(:ids as uuid[]))
+where p.id = m.id and p.id = any (cast(:ids as uuid[]))
 
 -- name: holding_pids
 -- The processes of this owner that are inside a step.

@@ -22,6 +22,7 @@ from durable_core import (
     operations,
 )
 from durable_core.arguments import Signature
+from durable_core.claims.shares import Share
 from durable_core.database.connections import Database
 from durable_core.deliveries.worker import Outcome
 from durable_core.errors import DefinitionError, IllegalMove, InvalidArguments, InvalidOption
@@ -31,6 +32,7 @@ from durable_core.operations.why import why
 from durable_core.testing import drain
 
 PATIENCE = 300.0
+EMPTY = {"durable": Share(9, empty=True)}
 
 
 def count(engine, kind):
@@ -302,14 +304,14 @@ def test_a_lost_message_is_sent_again_and_what_nobody_issues_fails_in_the_end(
     ref = start(reset)
     carrier.offered.clear()
 
-    def picked(empty=()):
+    def picked(**told):
         with engine.begin() as tx:
-            return [hint.id for hint in sweep.pick(tx, empty)]
+            return [hint.id for hint in sweep.pick(tx, {"durable": Share(9, **told)})]
 
     assert picked() == [ref.id]
     assert picked() == [], "hinted just now"
     clock.advance(seconds=1.5)
-    assert picked(["durable"]) == [ref.id], "its queue is empty: the hint is lost"
+    assert picked(empty=True) == [ref.id], "its queue is empty: the hint is lost"
     clock.advance(seconds=1200)
     assert picked() == [ref.id]
     clock.advance(seconds=3600)
@@ -504,7 +506,7 @@ def test_a_paused_kind_is_not_issued_and_its_polls_go_on(engine, carrier, declar
         deliveries.pause(tx, "kind", kind.name, by="dana", reason="audit")
     assert look(kind, waiting.id).outcome is Outcome.NOTHING_TO_DO
     with engine.begin() as tx:
-        assert sweep.pick(tx, ["durable"]) == []
+        assert sweep.pick(tx, EMPTY) == []
     assert look(kind, running.id, after=3).outcome is Outcome.POLLED
 
 
@@ -739,14 +741,14 @@ def test_an_empty_queue_is_no_reason_to_hint_a_kind_that_its_worker_did_not_know
 ):
     ref = start(reset)
     with database.transaction() as connection:
-        assert len(sweep.pick(connection, ["durable"])) == 1, "the queue was flushed"
+        assert len(sweep.pick(connection, EMPTY)) == 1, "the queue was flushed"
     assert wait_for_handler(database, reset.name, ref.id)
     clock.advance(seconds=5)
     with database.transaction() as connection:
-        assert sweep.pick(connection, ["durable"]) == []
+        assert sweep.pick(connection, EMPTY) == []
     clock.advance(seconds=6)
     with database.transaction() as connection:
-        assert len(sweep.pick(connection, ["durable"])) == 1
+        assert len(sweep.pick(connection, EMPTY)) == 1
     look(reset, ref.id)
     clock.advance(seconds=3)
     assert wait_for_handler(database, reset.name, ref.id)

@@ -7,6 +7,7 @@ from sqlalchemy import text
 
 from durable_core import sweeps
 from durable_core.claims.claim import Holder
+from durable_core.claims.shares import Share, as_written
 from durable_core.exporter.sample import _statements as exported
 from durable_core.plans import attempt, heal, read, sweep
 from durable_core.plans.compensate import _statements as compensating
@@ -16,6 +17,8 @@ from tests.core.test_query_plans import nodes, ran
 FINISHED, WAITING, EXECUTING = 20_000, 300, 50
 MOST = 2500
 """Buffers that a statement may touch. The table has six thousand, so that is the work of its rows and no more."""
+
+SHARES = as_written({"durable": Share(500, empty=True)})
 
 ROWS = """
     insert into durable.plans (id, origin, risk, steps, step_count, digest, scopes, self_approval, proposed_by, state,
@@ -61,17 +64,18 @@ def test_every_statement_that_runs_often_finds_its_plans_by_an_index(full):
     statements = {
         "take": (attempt._statements.take, {"id": one, "kinds": ["k"], "timeout_seconds": 5.0, **Holder().parameters}),
         "keep": (attempt._statements.keep, {"ids": [one], "fences": [1], "lease_seconds": 30.0}),
-        "due": (sweep._statements.due, {"limit": 10_000}),
-        "unhinted": (sweep._statements.unhinted, {"empty": ["durable"], "limit": 500}),
-        "mark": (sweep._statements.mark, {"ids": [one]}),
+        "due": (sweep._statements.due, {"limit": 1000, "queues": None}),
+        "unhinted": (sweep._statements.unhinted, {"shares": SHARES, "window": 1000}),
+        "mark": (sweep._statements.mark, {"ids": [one], "idle": [], "unsure": [], "idle_seconds": 30.0}),
         "owned": (sweep._statements.owned, {"owner": "nobody", "pids": [1]}),
         "holding_pids": (sweep._statements.holding_pids, {"owner": "nobody"}),
         "old": (
             sweep._statements.old, {"retention_seconds": 19.5 * 86400, "limit": 100, "since": None, "without": []},
         ),
-        "stale": (heal.statements.stale, {"id": None, "limit": 500}),
-        "stale one": (heal.statements.stale, {"id": one, "limit": 1}),
-        "overdue": (heal.statements.overdue, {"id": None, "limit": 500}),
+        "stale": (heal.statements.stale, {"limit": 500}),
+        "stale one": (heal.statements.stale_one, {"id": one}),
+        "overdue": (heal.statements.overdue, {"limit": 500}),
+        "overdue one": (heal.statements.overdue_one, {"id": one}),
         "get": (read._statements.get, origin),
         "receipts": (read._statements.receipts, {"id": one}),
         "before": (read._statements.before, {"id": one, "origin": "o7"}),

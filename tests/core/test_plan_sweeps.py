@@ -13,6 +13,7 @@ from durable_core import IllegalMove, kinds, plans, sweeps
 from durable_core.claims import claim as protocol
 from durable_core.claims.claim import Holder
 from durable_core.claims.heartbeat import Heartbeat
+from durable_core.claims.shares import Share
 from durable_core.deliveries import sweep as deliveries_sweep
 from durable_core.deliveries.stuck import cut_off
 from durable_core.deliveries.worker import Outcome
@@ -58,7 +59,7 @@ def test_a_plan_left_between_two_steps_for_too_long_is_interrupted_and_keeps_wha
     clock.advance(10 * MINUTE + 1)
     assert shop.run(worker, plan)[0].outcome is Outcome.NOTHING_TO_DO
     with database.transaction() as connection:
-        assert sweep.pick(connection, ["durable"]) == [], "nobody may start it any more"
+        assert sweep.pick(connection, {"durable": Share(9, empty=True)}) == [], "nobody may start it any more"
     assert sweep.reap(database) == 1
     got = shop.get(plan.id)
     assert (got.state, got.reason, len(got.receipts)) == ("failed", "interrupted", 1)
@@ -300,9 +301,9 @@ def test_a_hint_that_was_lost_is_repeated_and_two_hints_run_it_once(shop, worker
 def test_hints_that_nobody_takes_come_ever_more_seldom_and_a_claim_begins_anew(shop, database, engine, clock):
     plan = shop.approved(shop.step().planned(1), expires=30 * 24 * 3600)
 
-    def hinted(empty=()):
+    def hinted(queue="durable", **told):
         with database.transaction() as connection:
-            return len(sweep.pick(connection, empty))
+            return len(sweep.pick(connection, {queue: Share(9, **told)}))
 
     for wait in (10, 20, 40, 80, 160, 320, 600, 600):
         clock.advance(wait - 2)
@@ -310,16 +311,16 @@ def test_hints_that_nobody_takes_come_ever_more_seldom_and_a_claim_begins_anew(s
         clock.advance(3)
         assert hinted() == 1, wait
         assert hinted() == 0, wait
-    assert hinted(["other"]) == 0
-    assert hinted(["durable"]) == 0, "hinted within the second"
+    assert hinted("other", empty=True) == 0
+    assert hinted(empty=True) == 0, "hinted within the second"
     clock.advance(2)
-    assert hinted(["durable"]) == 1, "its queue is empty"
+    assert hinted(empty=True) == 1, "its queue is empty"
     assert attempt.wait_for_handler(database, plan.steps[0].kind, plan.id)
     clock.advance(2)
-    assert hinted(["durable"]) == 0, "of a kind that nobody knows an empty queue says nothing"
+    assert hinted(empty=True) == 0, "of a kind that nobody knows an empty queue says nothing"
     shop.claim(plan)
     assert (shop.raw(plan.id).hints, shop.raw(plan.id).waiting_for) == (0, None)
-    assert hinted(["durable"]) == 0, "it is claimed"
+    assert hinted(empty=True) == 0, "it is claimed"
 
 
 def test_an_empty_queue_is_refilled_at_once(shop, database, carrier, clock):
@@ -338,7 +339,7 @@ def test_what_waits_is_counted_by_queue(shop, database):
     claimed = shop.approved(other.planned(1))
     shop.claim(claimed)
     with database.autocommit() as connection:
-        assert sweep.due(connection) == {"careful": 2, "durable": 1}
+        assert sweep.due(connection, 1000) == {"careful": 2, "durable": 1}
 
 
 def test_the_sweeps_as_beat_drives_them_see_plans(shop, database, carrier, clock, worker):

@@ -26,6 +26,7 @@ from durable_core import (
     plans,
 )
 from durable_core.celery_binding.flower.look import look
+from durable_core.claims.shares import Share
 from durable_core.deliveries.worker import Outcome
 from durable_core.plans import attempt, sweep
 from durable_core.plans.rows import Became
@@ -723,7 +724,7 @@ def test_what_is_paused_is_not_claimed_and_not_hinted(shop, worker, engine, data
         deliveries.pause(tx, what, name, by="dana", reason="inventory")
     assert shop.run(worker, plan)[0].outcome is Outcome.NOTHING_TO_DO
     with database.transaction() as connection:
-        assert sweep.pick(connection, ["careful"]) == []
+        assert sweep.pick(connection, {"careful": Share(9, empty=True)}) == []
     with engine.begin() as tx:
         deliveries.resume(tx, what, name, by="dana")
     assert shop.run(worker, plan)[0].outcome is Outcome.DONE

@@ -8,8 +8,12 @@ from sqlalchemy import text
 
 from durable_core import sweeps
 from durable_core.claims.claim import Holder
-from durable_core.deliveries import attempt, ended, read, sweep, waiting
+from durable_core.claims.shares import Share, as_written
+from durable_core.deliveries import attempt, ended, read, stuck, sweep, waiting
 from durable_core.deliveries.declare import terms
+from durable_core.operations import sweep as operations
+from durable_core.plans import heal
+from durable_core.plans import sweep as plans
 from durable_core.testing import create_database, drop_database, make_delivery, migrated
 
 PROCESSING, DUE = 200, 500
@@ -56,7 +60,7 @@ EXPECTED = {
 """The index; the column that its condition must hold (a claim by id has the id, the reap a filter); and how many
 buffers the statement may touch. A table of full size has 70,000, so that is the work of its rows and no more."""
 
-FUNCTIONS = (sweep._statements.due_queues, sweeps.LAPSED, sweeps.OVERDUE)
+FUNCTIONS = (sweep._statements.due_queues, sweeps.DUE, sweeps.LAPSED, sweeps.OVERDUE, sweeps.POLLS)
 """What is inside shows no plan: there the buffers alone tell."""
 
 
@@ -227,3 +231,168 @@ def test_the_next_of_a_long_line_and_those_that_wait_in_it_are_found_without_rea
     # A look at an index is a handful of buffers; dead entries of the load are passed on the way.
     assert for_next < 400, for_next
     assert for_hints < hinted * 60, for_hints
+
+
+# --- plans and operations ------------------------------------------------------------------------------
+
+MANY = 20_000
+
+PLANS = """
+    insert into durable.plans (id, risk, steps, step_count, digest, scopes, self_approval, proposed_by, state, receipts,
+        kind, queue, approved_by, approved_at, approved_digest, fence, settled_fence, owner, owner_pid, owner_host,
+        lease_expires_at, deadline_at, continue_until, hint_at, hints, created_at, expires_at, finished_at)
+    select cast(lpad(to_hex(n + :first), 32, '0') as uuid), 'low',
+        cast('[{"kind": "k", "queue": "durable", "arguments": {}, "target": null}]' as jsonb),
+        1, repeat('0', 64), '{}', true, 'a', :state, cast(:state = 'executed' as integer), 'k',
+        case when n % 4 = 0 then 'mail' else 'durable' end, 'd', at, repeat('0', 64), 1, 1,
+        case when :owned then 'x' end, case when :owned then 1 end, case when :owned then 'h' end,
+        case when :owned then now() + interval '60 s' end, case when :owned then now() + interval '300 s' end,
+        case when :state = 'executing' then now() + n * interval '1 s' + interval '1 hour' end,
+        case when n % 2 = 0 then at else now() + n * interval '1 s' end, 1, at, now() + interval '30 days',
+        case when :state = 'executed' then at end
+    from generate_series(1, :rows) as n, lateral (select now() - interval '1 day' + n * interval '1 s' as at) as told"""
+
+OPERATIONS = """
+    insert into durable.operations (id, kind, queue, arguments, digest, started_by, one_in_flight, finds, cancels,
+        patience_seconds, every_seconds, state, issued_at, external_ids, patience_until, start_before, fence,
+        settled_fence, owner, owner_pid, owner_host, lease_expires_at, deadline_at, due_at, hint_at, canceled_by,
+        created_at, finished_at)
+    select cast(lpad(to_hex(n + :first), 32, '0') as uuid), 'k', case when n % 4 = 0 then 'mail' else 'durable' end,
+        '{}', repeat('0', 64), 'a', false, false, true, 300, 5, :state,
+        case when :state <> 'queued' then at end, case when :state <> 'queued' then cast('["x"]' as jsonb) end,
+        case when :state <> 'queued' then now() + n * interval '1 s' + interval '1 hour' end,
+        now() + n * interval '1 s' + interval '1 hour', 1, 1,
+        case when :owned then 'x' end, case when :owned then 1 end, case when :owned then 'h' end,
+        case when :owned then now() + interval '60 s' end, case when :owned then now() + interval '300 s' end,
+        case when n % 2 = 0 then at else now() + n * interval '1 s' end,
+        case when n % 2 = 0 then at else now() + n * interval '1 s' end,
+        case when :state = 'canceled' then 'd' end, at,
+        case when :state in ('succeeded', 'canceled')
+            then now() - case when :state = 'canceled' then interval '1 hour' else interval '1 s' end end
+    from generate_series(1, :rows) as n, lateral (select now() - interval '1 day' + n * interval '1 s' as at) as told"""
+
+SLOTS = 50
+"""So many are in the hands of workers."""
+
+
+@pytest.fixture(scope="module")
+def crowded(services):
+    """A database of its own in which very much waits of plans and operations, and nothing is over; never analysed."""
+    engine = migrated(create_database(services.database_url, "durable_crowded"))
+    with engine.begin() as tx:
+        tx.execute(text("set local session_replication_role = replica"))
+        for table in ("plans", "operations"):
+            tx.execute(text(f"alter table durable.{table} set (autovacuum_enabled = false)"))
+        first = 0
+        for insert, state, rows, owned in (
+            (PLANS, "executed", MANY, False), (PLANS, "approved", MANY, False), (PLANS, "executing", MANY, False),
+            (PLANS, "executing", SLOTS, True),
+            (OPERATIONS, "succeeded", MANY, False), (OPERATIONS, "canceled", MANY, False),
+            (OPERATIONS, "queued", MANY, False), (OPERATIONS, "running", MANY, False),
+            (OPERATIONS, "running", SLOTS, True),
+        ):  # fmt: skip
+            tx.execute(text(insert), {"state": state, "rows": rows, "first": first, "owned": owned})
+            first += rows
+    yield engine
+    engine.dispose()
+    drop_database(services.database_url, "durable_crowded")
+
+
+@pytest.fixture(scope="module", params=["right after the load", "analysed", "analysed while it was small"])
+def busy(crowded, request):
+    with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as tx:
+        for table in ("plans", "operations"):
+            if request.param == "analysed":
+                tx.execute(text(f"vacuum analyze durable.{table}"))
+            elif request.param != "right after the load":
+                # What the statistics say when a burst came after them.
+                tx.execute(text(f"delete from pg_statistic where starelid = cast('durable.{table}' as regclass)"))
+                tx.execute(text(
+                    f"update pg_class set reltuples = 20, relpages = 1 where oid = cast('durable.{table}' as regclass)"
+                ))  # fmt: skip
+            else:
+                assert not tx.scalar(text("select count(*) from pg_stats where tablename = :t"), {"t": table})
+    return crowded
+
+
+ROOM, WINDOW = 100, 1000
+"""Hints that there is room for in each of two queues, and rows of each that are looked at."""
+
+
+def asked_by_sweeps():
+    """Each statement of the sweeps, and how many buffers it may touch: its rows' work, in a table of thousands."""
+    full, empty = (
+        as_written({queue: Share(ROOM, empty=nothing) for queue in ("durable", "mail")}) for nothing in (False, True)
+    )
+    counted = {"limit": WINDOW, "queues": None}
+    look = {"precheck_seconds": 30.0, "window": WINDOW}
+    plan, operation = plans._statements, operations._statements
+    return {
+        "what dispatch looks at": (sweeps.DUE, {}, 200),
+        "what reap looks at": (sweeps.LAPSED, {}, 500),
+        "what poll looks at": (sweeps.POLLS, {}, 200),
+        "what expire looks at": (sweeps.OVERDUE, {}, 200),
+        "plans due": (plan.due, counted, 2 * WINDOW + 500),
+        "plans unhinted": (plan.unhinted, {"shares": full, "window": WINDOW}, 2 * WINDOW + 10 * ROOM + 500),
+        "plans unhinted, in empty queues": (
+            plan.unhinted, {"shares": empty, "window": WINDOW}, 2 * WINDOW + 10 * ROOM + 500,
+        ),
+        "plans holding_pids": (plan.holding_pids, {"owner": "x"}, 200),
+        "plans owned": (plan.owned, {"owner": "nobody", "pids": [1]}, 200),
+        "plans stale": (heal.statements.stale, {"limit": 500}, 200),
+        "plans overdue": (heal.statements.overdue, {"limit": 500}, 200),
+        "operations due": (operation.due, counted, 2 * WINDOW + 500),
+        "operations unhinted, queued": (
+            operation.unhinted, {"shares": full, "state": "queued", **look}, 2 * WINDOW + 10 * ROOM + 500,
+        ),
+        "operations unhinted, running": (
+            operation.unhinted, {"shares": full, "state": "running", **look}, 2 * WINDOW + 10 * ROOM + 500,
+        ),
+        "operations unhinted, in empty queues": (
+            operation.unhinted, {"shares": empty, "state": "running", **look}, 4 * WINDOW + 10 * ROOM + 500,
+        ),
+        "operations to_ask": (operation.to_ask, {"ask_seconds": 60.0, "again_seconds": 10.0, "limit": 100}, 200),
+        "operations holding_pids": (operation.holding_pids, {"owner": "x"}, 200),
+        "operations owned": (operation.owned, {"owner": "nobody", "pids": [1]}, 200),
+        "operations lapsed": (operation.lapsed, {"limit": 500}, 200),
+        "operations overdue": (operation.overdue, {"limit": 500}, 200),
+        "stuck": (stuck._statements.stuck, {"grace_seconds": 30.0}, 500),
+    }  # fmt: skip
+
+
+def test_each_sweep_looks_at_a_bounded_number_of_plans_and_operations(busy):
+    wrong = {}
+    for name, (statement, parameters, most) in asked_by_sweeps().items():
+        top, touched = ran(busy, statement, **parameters)
+        whole = any(
+            n["Node Type"] == "Seq Scan" and n.get("Relation Name") in ("plans", "operations") and n["Actual Loops"]
+            for n in nodes(top)
+        )
+        if whole or touched > most:
+            scans = [n for n in nodes(top) if "Relation Name" in n or "Index Name" in n]
+            wrong[name] = [touched, *(f"{n['Node Type']} {n.get('Index Name')} {n['Actual Rows']}" for n in scans)]
+    assert not wrong, json.dumps(wrong, indent=1)
+
+
+def test_what_the_sweeps_mark_and_move_of_plans_and_operations_costs_its_rows(busy):
+    with busy.connect() as tx:
+        waiting, left, due, running = (
+            [str(one) for one in tx.scalars(text(f"select id from durable.{table} where {which} limit 100"))]
+            for table, which in (
+                ("plans", "state = 'approved'"), ("plans", "state = 'executing' and owner is null"),
+                ("operations", "state = 'queued'"), ("operations", "state = 'running' and owner is null"),
+            )
+        )  # fmt: skip
+    marked = {"idle": [], "unsure": [], "idle_seconds": 30.0}
+    statements = {
+        "plans mark": (plans._statements.mark, {"ids": waiting, **marked}),
+        "plans heal": (heal.statements.heal, {"ids": left, "move": "heal"}),
+        "plans expire": (heal.statements.expire, {"ids": waiting}),
+        "operations mark": (operations._statements.mark, {"ids": due, **marked}),
+        "operations take_back": (
+            operations._statements.take_back, {"ids": running, "move": "reap", "code": "X", "outage_seconds": 30.0},
+        ),
+        "operations expire": (operations._statements.expire, {"ids": due}),
+    }  # fmt: skip
+    touched = {name: ran(busy, statement, **told)[1] for name, (statement, told) in statements.items()}
+    assert all(buffers <= 100 * 100 for buffers in touched.values()), touched

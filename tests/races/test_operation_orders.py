@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from durable_core import OperationInFlight, deliveries, operations
 from durable_core.claims.claim import Holder
+from durable_core.claims.shares import Share, as_written
 from durable_core.database.transactions import run
 from durable_core.errors import RowBusy
 from durable_core.operations import attempt, operate, report, start, sweep
@@ -128,13 +129,12 @@ class Hint(Actor):
     def act(self):
         for state in ("queued", "running"):
             found = self.run(
-                sweep._statements.unhinted, state=state, empty=["durable"], limit=10, precheck_seconds=30.0,
-                hint_seconds=10.0, longest_seconds=600.0,
+                sweep._statements.unhinted, state=state, shares=as_written({"durable": Share(10, empty=True)}),
+                window=10, precheck_seconds=30.0,
             )  # fmt: skip
             if found:
-                self.run(
-                    sweep._statements.mark, ids=[row["id"] for row in found], hint_seconds=10.0, longest_seconds=600.0
-                )
+                ids = [row["id"] for row in found]
+                self.run(sweep._statements.mark, ids=ids, idle=[], unsure=[], idle_seconds=5.0)
                 return True
         return False
 

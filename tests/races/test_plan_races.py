@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from durable_core import IllegalMove, PlanExpired, RowBusy, kinds, plans
 from durable_core.claims.claim import Holder
+from durable_core.claims.shares import Share
 from durable_core.database.connections import Database
 from durable_core.database.transactions import run
 from durable_core.deliveries.worker import Outcome
@@ -76,7 +77,7 @@ def test_nobody_waits_for_another_decision_and_what_it_comes_to_stands(
     with other_engine.connect() as deciding:
         if first == "expire":
             clock.advance(61)
-            rows = run(deciding, heal.statements.overdue, id=None, limit=10)
+            rows = run(deciding, heal.statements.overdue, limit=10)
             run(deciding, heal.statements.expire, ids=[row["id"] for row in rows])
         elif first == "approve":
             approve(deciding, plan, by="eve")
@@ -89,7 +90,7 @@ def test_nobody_waits_for_another_decision_and_what_it_comes_to_stands(
                     act(tx)
         with engine.begin() as tx:
             tx.execute(IMPATIENT)
-            assert run(tx, heal.statements.overdue, id=None, limit=10) == []
+            assert run(tx, heal.statements.overdue, limit=10) == []
             assert claim_step(tx, kind_of(plan), plan.id, Holder()) is None
         deciding.commit() if commits else deciding.rollback()
     now = {"approve": "approved", "reject": "rejected", "expire": "expired"}[first] if commits else "pending"
@@ -166,7 +167,7 @@ def test_an_approved_plan_is_claimed_or_expired_and_never_both(shop, engine, oth
         clock.advance(2)
         with engine.begin() as tx:
             tx.execute(IMPATIENT)
-            rows = run(tx, heal.statements.overdue, id=None, limit=10)
+            rows = run(tx, heal.statements.overdue, limit=10)
             assert [row["id"] for row in rows] == [expired.id]
             run(tx, heal.statements.expire, ids=[expired.id])
         claiming.commit()
@@ -199,7 +200,7 @@ def test_a_commit_that_waits_for_the_heal_is_refused_and_leaves_nothing(shop, en
     claim = shop.claim(plan)
     clock.advance(121)
     with ThreadPoolExecutor(1) as pool, other_engine.connect() as healing:
-        rows = run(healing, heal.statements.stale, id=None, limit=10)
+        rows = run(healing, heal.statements.stale, limit=10)
         run(healing, heal.statements.heal, ids=[row["id"] for row in rows], move="heal")
         old = pool.submit(attempt.carry_out, make_worker(), kind, claim)
         wait_until_blocked(engine, wait_until_somebody_blocks(engine), by=pid_of(healing))
@@ -216,7 +217,7 @@ def test_a_commit_that_waits_for_a_heal_that_rolls_back_lands(shop, engine, othe
     claim = shop.claim(plan)
     clock.advance(121)
     with ThreadPoolExecutor(1) as pool, other_engine.connect() as healing:
-        rows = run(healing, heal.statements.stale, id=None, limit=10)
+        rows = run(healing, heal.statements.stale, limit=10)
         run(healing, heal.statements.heal, ids=[row["id"] for row in rows], move="heal")
         old = pool.submit(attempt.carry_out, make_worker(), kind, claim)
         wait_until_blocked(engine, wait_until_somebody_blocks(engine), by=pid_of(healing))
@@ -235,7 +236,7 @@ def test_a_release_meets_a_heal(shop, engine, other_engine, clock, to):
     report = {"lock_timeout": "5s", "to_state": to, "error_code": "INTERRUPTED", "error_message": "m"}
     with other_engine.connect() as releasing, engine.connect() as healing:
         assert run(releasing, unsettled._statements.release, **claims[0].naming, **report)
-        rows = run(healing, heal.statements.stale, id=None, limit=10)
+        rows = run(healing, heal.statements.stale, limit=10)
         assert [row["id"] for row in rows] == [second.id]
         run(healing, heal.statements.heal, ids=[second.id], move="heal")
         releasing.commit()
@@ -252,10 +253,10 @@ def test_two_heals_at_once_move_a_row_once(shop, engine, other_engine, clock):
     shop.claim(plan)
     clock.advance(121)
     with other_engine.connect() as one, engine.begin() as two:
-        rows = run(one, heal.statements.stale, id=None, limit=10)
+        rows = run(one, heal.statements.stale, limit=10)
         run(one, heal.statements.heal, ids=[row["id"] for row in rows], move="heal")
         two.execute(IMPATIENT)
-        assert run(two, heal.statements.stale, id=None, limit=10) == []
+        assert run(two, heal.statements.stale, limit=10) == []
         one.commit()
     assert [line[0] for line in shop.lines(plan.id)].count("heal") == 1
 
@@ -265,7 +266,7 @@ def test_a_read_heals_beside_a_sweep_that_has_the_row_without_waiting(shop, engi
     shop.claim(plan)
     clock.advance(121)
     with other_engine.connect() as one, engine.begin() as two:
-        run(one, heal.statements.stale, id=None, limit=10)
+        run(one, heal.statements.stale, limit=10)
         two.execute(IMPATIENT)
         assert plans.get(two, plan.id).state == "executing"
         one.rollback()
@@ -277,9 +278,9 @@ def test_two_dispatches_at_once_hint_each_step_once(shop, engine, other_engine, 
     made = {shop.approved(kind.planned(n)).id for n in range(6)}
     clock.advance(11)
     with other_engine.connect() as one, engine.begin() as two:
-        first = [hint.id for hint in sweep.pick(one, [])]
+        first = [hint.id for hint in sweep.pick(one, {"durable": Share(9)})]
         two.execute(IMPATIENT)
-        second = [hint.id for hint in sweep.pick(two, [])]
+        second = [hint.id for hint in sweep.pick(two, {"durable": Share(9)})]
         one.commit()
     assert sorted([*first, *second]) == sorted(made)
 
@@ -288,7 +289,7 @@ def test_a_claim_does_not_wait_for_the_dispatch_that_marks_its_row(shop, engine,
     plan = shop.approved(shop.step().planned(1))
     clock.advance(11)
     with other_engine.connect() as dispatching:
-        assert [hint.id for hint in sweep.pick(dispatching, [])] == [plan.id]
+        assert [hint.id for hint in sweep.pick(dispatching, {"durable": Share(9)})] == [plan.id]
         with engine.begin() as tx:
             tx.execute(IMPATIENT)
             assert claim_step(tx, kind_of(plan), plan.id, Holder()) is None
@@ -396,7 +397,7 @@ class Healer:
         self.connection, self.rows = connection, []
 
     def find(self):
-        self.rows = run(self.connection, heal.statements.stale, id=None, limit=10)
+        self.rows = run(self.connection, heal.statements.stale, limit=10)
 
     def heal(self):
         if self.rows:
