@@ -8,7 +8,6 @@ import random as random_module
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Protocol
 
 import psycopg
@@ -17,10 +16,11 @@ from sqlalchemy.exc import DBAPIError
 
 from durable_core import wakes
 from durable_core.claims.each import each
+from durable_core.claims.prune import Prune, Pruned
 from durable_core.claims.shares import Counted, Share, allot
 from durable_core.database.connections import Database
-from durable_core.database.statements import Statement, beside
-from durable_core.database.transactions import CANCELED, Row, run, sqlstate
+from durable_core.database.statements import beside
+from durable_core.database.transactions import Row, run
 from durable_core.deliveries.declare import registry
 from durable_core.deliveries.ended import tell_dead
 from durable_core.errors import NotInstalled
@@ -29,6 +29,9 @@ from durable_core.states import DeliveryState
 
 log = logging.getLogger("durable.sweep")
 _statements = beside(__file__)
+_OLD, _DISCARDED = (
+    Prune(which, _statements.prune, _statements.prune_journal) for which in (_statements.old, _statements.discarded)
+)
 
 HINTS_PER_QUEUE = 1000
 """Most hints that dispatch lets lie in one queue; rows beyond are hinted as these are worked off."""
@@ -259,8 +262,8 @@ def prune(database: Database, *, retention_seconds: float = RETENTION_SECONDS, l
     key may be used again. A row that the database does not let go, for one of the host's still
     refers to it, is passed over.
     """
-    gone = _prune(database, _statements.old, retention_seconds, limit, _Pruned()).gone
-    return gone + _prune(database, _statements.discarded, retention_seconds, limit - gone, _Pruned()).gone
+    gone = _OLD.batch(database, retention_seconds, limit, Pruned()).gone
+    return gone + _DISCARDED.batch(database, retention_seconds, limit - gone, Pruned()).gone
 
 
 def prune_all(
@@ -272,54 +275,7 @@ def prune_all(
     A batch that takes longer than the host's statement time-out is tried again in smaller ones.
     """
     until = time.monotonic() + seconds
-    return sum(_pruned(database, which, retention_seconds, until) for which in (_statements.discarded, _statements.old))
-
-
-def _pruned(database: Database, which: Statement, retention_seconds: float, until: float) -> int:
-    so_far, limit = _Pruned(), PRUNE_LIMIT
-    while not so_far.all_of_it and time.monotonic() < until:
-        try:
-            so_far = _prune(database, which, retention_seconds, limit, so_far)
-        except (DBAPIError, psycopg.Error) as error:
-            if sqlstate(error) != CANCELED or limit == 1:
-                raise
-            limit = max(limit // 10, 1)
-    return so_far.gone
-
-
-@dataclass(frozen=True)
-class _Pruned:
-    """How far one run has come: how many rows went, when the last one seen had ended, and which had to stay."""
-
-    gone: int = 0
-    since: datetime | None = None
-    refused: tuple[str, ...] = ()
-    all_of_it: bool = False
-
-
-def _prune(database: Database, which: Statement, retention_seconds: float, limit: int, so_far: _Pruned) -> _Pruned:
-    """One batch more, in a transaction of its own: a run that is killed has done what it did."""
-    refused: list[str] = []
-    with database.transaction() as connection:
-        old = run(
-            connection, which, retention_seconds=retention_seconds, limit=limit,
-            since=so_far.since, without=list(so_far.refused),
-        )  # fmt: skip
-
-        def delete(some: list[Row]) -> list[Row]:
-            ids = [row["id"] for row in some]
-            run(connection, _statements.prune, ids=ids)
-            run(connection, _statements.prune_journal, ids=ids)
-            return some
-
-        def passed_over(row: Row, reason: str) -> None:
-            log.warning("row_not_pruned", extra={"row_id": row["id"], "error": reason})
-            refused.append(row["id"])
-
-        gone = each(connection, old, delete, "prune", passed_over)
-    return _Pruned(
-        gone=so_far.gone + len(gone),
-        since=old[-1]["finished_at"] if old else so_far.since,
-        refused=(*so_far.refused, *refused),
-        all_of_it=len(old) < limit,
+    return sum(
+        which.all(database, retention_seconds=retention_seconds, until=until, limit=PRUNE_LIMIT)
+        for which in (_DISCARDED, _OLD)
     )

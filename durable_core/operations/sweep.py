@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from durable_core import wakes
 from durable_core.claims.each import each
+from durable_core.claims.prune import Prune
 from durable_core.claims.shares import Counted, Share, allot, as_written
 from durable_core.database.connections import Database
 from durable_core.database.statements import beside
@@ -23,6 +24,7 @@ from durable_core.states import OperationState
 
 log = logging.getLogger("durable.sweep")
 _statements = beside(__file__)
+_OLD = Prune(_statements.old, _statements.prune, _statements.prune_journal)
 
 IDLE_SECONDS = 5.0
 """One whose call is paused is looked at again after so long."""
@@ -163,26 +165,7 @@ def expire(database: Database, *, limit: int = EXPIRE_LIMIT) -> int:
 def prune_all(database: Database, *, retention_seconds: float, seconds: float = PRUNE_SECONDS) -> int:
     """Delete ended operations older than the retention, and then their history, batch after batch; how many went."""
     until = time.monotonic() + seconds
-    gone, refused = 0, list[str]()
-    while True:
-        with database.transaction() as connection:
-            old = run(
-                connection, _statements.old, retention_seconds=retention_seconds, limit=PRUNE_LIMIT, without=refused
-            )
-
-            def act(some: list[Row], connection: Connection = connection) -> list[Row]:
-                ids = [row["id"] for row in some]
-                run(connection, _statements.prune, ids=ids)
-                run(connection, _statements.prune_journal, ids=ids)
-                return some
-
-            def passed_over(row: Row, reason: str) -> None:
-                log.warning("row_not_pruned", extra={"row_id": row["id"], "error": reason})
-                refused.append(row["id"])
-
-            gone += len(each(connection, old, act, "prune", passed_over))
-        if len(old) < PRUNE_LIMIT or time.monotonic() >= until:
-            return gone
+    return _OLD.all(database, retention_seconds=retention_seconds, until=until, limit=PRUNE_LIMIT)
 
 
 def _hold(connection: Connection, row: Row, reason: str) -> None:

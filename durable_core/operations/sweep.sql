@@ -311,10 +311,11 @@ select cast(e.id as text) as id from expired e
 -- before: ended longer ago than the retention
 -- after:  locked, for `prune` in the same transaction
 -- locks:  the rows, skipping what others hold
-select cast(o.id as text) as id, o.fence
+select cast(o.id as text) as id, o.finished_at
 from durable.operations o
 where o.state in ('succeeded', 'failed', 'canceled')
   and o.finished_at <= (select durable.durable_now() - make_interval(secs => :retention_seconds))
+  and o.finished_at >= coalesce(cast(:since as timestamptz), '-infinity')
   and o.id <> all (cast(:without as uuid[]))
 order by o.finished_at
 limit :limit

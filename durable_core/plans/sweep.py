@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from durable_core import wakes
 from durable_core.claims.each import each
+from durable_core.claims.prune import Prune
 from durable_core.claims.shares import Share, as_written
 from durable_core.database.connections import Database
 from durable_core.database.statements import Statement, beside
@@ -21,6 +22,7 @@ from durable_core.plans.heal import statements as _healing
 
 log = logging.getLogger("durable.sweep")
 _statements = beside(__file__)
+_OLD = Prune(_statements.old, _statements.prune, _statements.prune_journal)
 
 IDLE_SECONDS = 5.0
 """A step that nobody may take now, for a pause or the clock, is looked at again after so long."""
@@ -103,30 +105,8 @@ def give_back(database: Database, owner: str, pids: Collection[int], *, shutdown
 
 def prune_all(database: Database, *, retention_seconds: float, seconds: float = PRUNE_SECONDS) -> int:
     """Delete plans that ended longer ago than the retention, with receipts and history; how many went."""
-    until, gone = time.monotonic() + seconds, 0
-    since, refused = None, list[str]()
-    while time.monotonic() < until:
-        with database.transaction() as connection:
-            old = run(
-                connection, _statements.old, retention_seconds=retention_seconds, limit=PRUNE_LIMIT, since=since,
-                without=refused,
-            )  # fmt: skip
-
-            def delete(some: list[Row], connection: Connection = connection) -> list[Row]:
-                ids = [row["id"] for row in some]
-                run(connection, _statements.prune, ids=ids)
-                run(connection, _statements.prune_journal, ids=ids)
-                return some
-
-            def passed_over(row: Row, reason: str) -> None:
-                log.warning("row_not_pruned", extra={"row_id": row["id"], "error": reason})
-                refused.append(row["id"])
-
-            gone += len(each(connection, old, delete, "prune", passed_over))
-        if len(old) < PRUNE_LIMIT:
-            break
-        since = old[-1]["finished_at"]
-    return gone
+    until = time.monotonic() + seconds
+    return _OLD.all(database, retention_seconds=retention_seconds, until=until, limit=PRUNE_LIMIT)
 
 
 def _healed(connection: Connection, rows: list[Row], move: str) -> list[Row]:
