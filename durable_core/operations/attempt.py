@@ -24,7 +24,7 @@ from durable_core.deliveries.raised import with_causes
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import GiveUp, InvalidArguments, Retry
 from durable_core.operations.declare import OperationKind, OperationStep, called, issued_of, polled_of
-from durable_core.operations.report import LONGEST_POLL_PAUSE, Report, remark_refused, settle
+from durable_core.operations.report import LONGEST_POLL_PAUSE, OUTAGE_SECONDS, Report, remark_refused, settle
 from durable_core.operations.sanitised import of_error, sanitised
 from durable_core.operations.statuses import Issued, read, seconds_asked, verdict
 from durable_core.operations.traced import followed
@@ -41,8 +41,6 @@ UNKNOWN_SECONDS = 10.0
 """How long one is left alone whose kind a worker did not know."""
 PUT_OFF_SECONDS = 10.0
 """How long one waits whose pre-check could not be made."""
-OUTAGE_SECONDS = 30.0
-"""A poll that was due for so long, or for half of the patience, and not made: then our own polling had stood still."""
 ARRIVAL_SECONDS = 30.0
 """So long after it was made, or half of the patience, a call may still come to be known to the other side."""
 LEAST_RECORD_SECONDS = 60.0
@@ -440,4 +438,4 @@ def wait_for_handler(database: Database, kind: str, row_id: str) -> bool:
         return bool(run(connection, _statements.wait_for_handler, id=row_id, kind=kind, delay_seconds=UNKNOWN_SECONDS))
 
 
-__all__ = ["LONGEST_POLL_PAUSE", "perform", "wait_for_handler"]
+__all__ = ["LONGEST_POLL_PAUSE", "OUTAGE_SECONDS", "perform", "wait_for_handler"]

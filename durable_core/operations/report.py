@@ -21,6 +21,9 @@ from durable_core.states import OperationState
 log = logging.getLogger("durable.run")
 _statements = beside(__file__)
 
+OUTAGE_SECONDS = 30.0
+"""A poll that was due for so long, or for half of the patience, and not made: then our own polling had stood still. So
+it had where a poll's report comes so long after its lease."""
 LONGEST_POLL_PAUSE = 30.0
 """A poll that fails is tried again after so long at most, whatever was before."""
 JITTER = 0.1
@@ -101,6 +104,7 @@ def _told(worker: Worker, report: Report) -> dict[str, object]:
         "backs_off": report.backs_off,
         "provider_seconds": min(report.provider_seconds, LONGEST_WAIT),
         "longest_seconds": LONGEST_POLL_PAUSE,
+        "outage_seconds": OUTAGE_SECONDS,
         "jitter": 1 + JITTER * worker.random(),
         "error_code": None if report.code is None else clean_text(report.code, 100),
         "error_message": report.message,

@@ -1,12 +1,15 @@
 -- name: settle
 -- before: running under this fence, unsettled; its owner's lease may have lapsed, if nobody took it since
--- after:  what the owner has to report: the ids, the statuses, running and due later, or ended; the claim settled
+-- after:  what the owner has to report: the ids, the statuses, running and due later, or ended; the claim settled. Of a
+--         report that neither renews nor ends, patience runs anew where our own polling had stood still before it, once
+--         until the next good poll: no later look would see that any more
 -- locks:  the row, in a CTE before its state is judged; no row back means the claim was lost
 with bounds as materialized (
     select set_config('lock_timeout', :lock_timeout, true) as set
 ),
 locked as materialized (
-    select o.id, o.owner_host, o.owner_pid
+    select o.id, o.owner_host, o.owner_pid, o.due_at, o.claimed_at, o.lease_expires_at, o.outage_at,
+        make_interval(secs => least(:outage_seconds, o.patience_seconds / 2)) as outage
     from bounds b, durable.operations o
     where o.id = cast(:id as uuid)
       and o.fence = :fence
@@ -17,6 +20,14 @@ locked as materialized (
 clock as materialized (
     select durable.durable_now() as now from (select count(*) from locked) as after_the_lock
 ),
+gap as materialized (
+    -- The claim was late, or the report is: the lease has ended long ago, and of a claim that was taken back since its
+    -- poll is due from then on.
+    select l.id
+    from locked l, clock
+    where :to_state = 'running' and not cast(:renews as boolean) and l.outage_at is null
+      and (l.due_at <= l.claimed_at - l.outage or coalesce(l.lease_expires_at, l.due_at) <= clock.now - l.outage)
+),
 settled as (
     update durable.operations o
     set state = :to_state,
@@ -26,8 +37,11 @@ settled as (
         polls = o.polls + cast(cast(:answered as boolean) as integer),
         polled_at = case when cast(:answered as boolean) then clock.now else o.polled_at end,
         patience_until = case when cast(:renews as boolean)
-            then clock.now + make_interval(secs => o.patience_seconds + :provider_seconds) else o.patience_until end,
-        outage_at = case when cast(:renews as boolean) then null else o.outage_at end,
+            then clock.now + make_interval(secs => o.patience_seconds + :provider_seconds)
+            when exists (select from gap) then clock.now + make_interval(secs => o.patience_seconds)
+            else o.patience_until end,
+        outage_at = case when cast(:renews as boolean) then null
+            when exists (select from gap) then clock.now else o.outage_at end,
         due_at = case when :to_state = 'running' then later.at else o.due_at end,
         hint_at = case when :to_state = 'running' then later.at else o.hint_at end,
         hints = 0,
@@ -58,6 +72,9 @@ journalled as (
         jsonb_build_object('external_operations', jsonb_array_length(s.external_ids))
     from settled s
     where cast(:move as text) is not null
+    union all
+    select s.id, 'operation', 'outage', 'running', 'running', s.fence, s.owner_host || ':' || s.owner_pid, 'OUTAGE', null
+    from settled s join gap g on g.id = s.id
 )
 select s.state, s.due_at from settled s
 
