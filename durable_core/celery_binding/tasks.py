@@ -27,6 +27,9 @@ log = logging.getLogger("durable.run")
 HARD_LIMIT_GRACE = 10.0
 """Seconds between the soft limit, an exception in the handler, and the hard one, which kills the child."""
 
+RECORDS = {"operation": operations.RECORD_SECONDS}
+"""Seconds that a contract's task may go on after its soft limit with what it alone knows, before that grace."""
+
 
 class DeliveryEnded(Exception):
     """A delivery ended failed or dead: what Flower shows as FAILURE. The row has it already."""
@@ -100,7 +103,8 @@ def register_kind(durable: Durable, contract: str, kind: CarriedOut) -> None:
         deliver.__module__ = kind.__module__
         app.task(
             name=name, bind=True, acks_late=False, ignore_result=True, max_retries=0, serializer="json",
-            soft_time_limit=kind.timeout, time_limit=kind.timeout + HARD_LIMIT_GRACE, throws=(DeliveryEnded,),
+            soft_time_limit=kind.timeout, throws=(DeliveryEnded,),
+            time_limit=kind.timeout + RECORDS.get(contract, 0.0) + HARD_LIMIT_GRACE,
             durable_kind=kind.name, typing=False, shared=False,
         )(deliver)  # fmt: skip
 

@@ -43,8 +43,9 @@ PUT_OFF_SECONDS = 10.0
 """How long one waits whose pre-check could not be made."""
 ARRIVAL_SECONDS = 30.0
 """So long after it was made, or half of the patience, a call may still come to be known to the other side."""
-LEAST_RECORD_SECONDS = 60.0
-"""The ids of a call that was answered are tried to be recorded for so long: nobody else could ever tell them."""
+RECORD_SECONDS = 60.0
+"""The ids of a call that was answered are tried to be recorded for so long: nobody else could ever tell them. The
+lease may last by as much longer than the call, and the hard limit of the task comes after it."""
 
 POLL_SECONDS = 30.0
 """A poll, or a look for the ids, has so long, or the kind's `timeout` where that is less: another may ask after it."""
@@ -108,7 +109,7 @@ def _begin(worker: Worker, kind: OperationKind, row: Row) -> Attempted:
     with worker.database.driver() as driver:
         taken = run(
             driver, _statements.take, **worker.holder.parameters, id=row["id"], kind=kind.name, finds=kind.finds,
-            cancels=kind.cancel_hook is not None, timeout_seconds=kind.timeout,
+            cancels=kind.cancel_hook is not None, timeout_seconds=kind.timeout, record_seconds=RECORD_SECONDS,
         )  # fmt: skip
     if not taken:
         return Attempted(Outcome.NOTHING_TO_DO, row["id"], kind.name)
@@ -300,7 +301,7 @@ class _Look:
             renews=True, provider_seconds=seconds_asked("retry_after", issued.retry_after),
             code=found.code if found else None, message=found.message if found else None, move=move,
         )  # fmt: skip
-        done = self._ended(report, seconds=max(LEAST_RECORD_SECONDS, 2 * self.worker.holder.lease_seconds))
+        done = self._ended(report, seconds=RECORD_SECONDS)
         if done.outcome is Outcome.CLAIM_LOST and self.kind.cancel_hook is not None:
             # Canceled during the call: the ids are known here alone.
             _ask_to_cancel(self.worker, self.kind, self.row, ids)

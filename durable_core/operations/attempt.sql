@@ -30,7 +30,8 @@ where o.id = c.id
 -- name: take
 -- before: queued, due, of this kind; not held back, not paused, not too late
 -- after:  running under fence 1, leased to this owner, who alone may issue the call, once; whoever comes later finds it
---         running, whatever became of this owner
+--         running, whatever became of this owner. The lease may be kept for as long as the ids may take to be recorded
+--         after the call; the deadline that is told is the call's
 -- locks:  the row, skipping it when somebody has it; no row back means there was nothing to take
 with paused as materialized (
     select p.what, p.name
@@ -63,8 +64,9 @@ taken as (
         issued_at = clock.now,
         claimed_at = clock.now,
         beat_at = clock.now,
-        deadline_at = clock.now + make_interval(secs => :timeout_seconds),
-        lease_expires_at = clock.now + make_interval(secs => least(:lease_seconds, :timeout_seconds)),
+        deadline_at = clock.now + make_interval(secs => cast(:timeout_seconds as float8) + :record_seconds),
+        lease_expires_at = clock.now
+            + make_interval(secs => least(:lease_seconds, cast(:timeout_seconds as float8) + :record_seconds)),
         patience_until = clock.now + make_interval(secs => o.patience_seconds),
         hints = 0,
         waiting_for = null,
@@ -80,7 +82,8 @@ journalled as (
     select t.id, 'operation', 'take', 'queued', 'running', t.fence, t.owner_host || ':' || t.owner_pid
     from taken t
 )
-select cast(t.id as text) as id, t.kind, t.fence, t.deadline_at, t.arguments,
+select cast(t.id as text) as id, t.kind, t.fence, t.deadline_at - make_interval(secs => :record_seconds) as deadline_at,
+    t.arguments,
     cast(t.external_ids as text) as external_ids, cast(t.external_statuses as text) as external_statuses,
     t.finds, 1 as attempt, 1 as max_attempts, 0 as interruptions, 0 as max_interruptions, null as ordering_key
 from taken t

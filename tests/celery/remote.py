@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from durable_core import Issued, OperationStep, kinds, operation
+from durable_core import Issued, OperationKind, OperationStep, kinds, operation
 from durable_core.local.server import free_port
 from tests.celery.conftest import Nodes
 from tests.celery.nodes import Process, ShopContainer, ShopWorker, wait_until
@@ -18,6 +18,9 @@ from tests.operations import WORDS, Provider
 
 DONE_AFTER = 1.0
 """Seconds after which the other side has done what was issued to it."""
+
+BRIEF_SECONDS = 2.0
+"""The time that one of the kinds has for its call."""
 
 
 def other_side() -> Provider:
@@ -56,13 +59,18 @@ class Remote:
     def __init__(self) -> None:
         terms: dict[str, Any] = {"queue": "remote", "statuses": WORDS, "every": 0.5, "one_in_flight": False}
         self.plain, self.found = (operation(f"remote.{name}", **terms)(call) for name in ("plain", "found"))
-        for kind in (self.plain, self.found):
+        self.brief = operation("remote.brief", **terms, timeout=BRIEF_SECONDS)(call)
+        for kind in self.all:
             kind.poll(poll)
             kind.precheck(precheck)
         self.found.find(find)
 
+    @property
+    def all(self) -> tuple[OperationKind, ...]:
+        return self.plain, self.found, self.brief
+
     def forget(self) -> None:
-        for kind in (self.plain, self.found):
+        for kind in self.all:
             kinds.operations.remove(kind.name)
 
 

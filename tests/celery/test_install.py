@@ -12,10 +12,12 @@ import pytest
 from celery import Celery
 
 from beat_schedule import beat_schedule
-from durable_core import DefinitionError, delivery
+from durable_core import DefinitionError, delivery, kinds, operation
 from durable_core.celery_binding import Durable, installed
+from durable_core.celery_binding.tasks import HARD_LIMIT_GRACE
 from durable_core.deliveries.declare import registry
 from durable_core.errors import NotInstalled
+from durable_core.operations.attempt import RECORD_SECONDS
 from durable_core.sweeps import CONTROL_QUEUE, SWEEPS
 from tests.celery.nodes import REPOSITORY
 from tests.celery.world import installed_here
@@ -170,10 +172,22 @@ def test_a_kind_becomes_a_task_with_options_of_its_own(
     assert task.acks_late is False
     assert (task.ignore_result, task.max_retries, task.serializer) == (True, 0, "json")
     assert task.soft_time_limit == 7
-    assert task.time_limit > 7
+    assert task.time_limit == 7 + HARD_LIMIT_GRACE
     for sweep in SWEEPS:
         task = app.tasks[sweep.task]
         assert (task.acks_late, task.ignore_result, task.max_retries) == (False, True, 0)
+
+
+def test_the_hard_limit_of_an_operation_leaves_its_ids_the_time_that_is_promised(
+    app: Celery, install_here: Callable[[Celery], Durable]
+) -> None:
+    kind = operation("install.operation", timeout=7)(lambda step: [])
+    try:
+        install_here(app)
+        task = app.tasks[kind.name]
+    finally:
+        kinds.operations.remove(kind.name)
+    assert (task.soft_time_limit, task.time_limit) == (7, 7 + RECORD_SECONDS + HARD_LIMIT_GRACE)
 
 
 @pytest.mark.parametrize("given", [{}, {"id": 7}, {"id": "no id"}])

@@ -103,3 +103,18 @@ def test_a_time_limit_in_the_call_is_an_unknown_outcome(make_worker, declare_ope
         perform(worker, kind, ref.id)
         row = operation_row(ref.id)
         assert (row.state, row.error_code, row.external_ids) == (ends, "OUTCOME_UNKNOWN", None)
+
+
+def test_the_lease_may_outlast_the_call_by_the_time_that_its_record_gets(declare_operation, start, look, operation_row):
+    kind, seen = declare_operation(timeout=7), []
+    issue = kind.handler
+
+    def handler(step, branch="preview", *, parts=1):
+        row = operation_row(step.id)
+        spans = (row.deadline_at, row.lease_expires_at, step.deadline)
+        seen.extend((at - row.claimed_at).total_seconds() for at in spans)
+        return issue(step, branch, parts=parts)
+
+    kind.handler = handler
+    look(kind, start(kind).id)
+    assert seen == [67, 30, 7], "the row's deadline, its lease, and what the handler is told"

@@ -219,6 +219,8 @@ def test_the_sweeps_are_those_of_the_code() -> None:
     shown = [(words(row[0])[0], float(row[1]), row[2]) for row in CELERY.table("sweep")]
     assert shown == [(swept.name, swept.interval, swept.heals) for swept in sweeps.SWEEPS]
     assert f"hard limit: {celery_tasks.HARD_LIMIT_GRACE:g} s" in CELERY.text
+    of_operations = celery_tasks.HARD_LIMIT_GRACE + celery_tasks.RECORDS["operation"]
+    assert f"{of_operations:g} s after that of an operation" in CELERY.text
 
 
 # --- the contract -------------------------------------------------------------------------------

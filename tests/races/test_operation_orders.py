@@ -41,8 +41,7 @@ class Take(Actor):
     def act(self):
         return self.run(
             attempt._statements.take, **Holder().parameters, id=self.row_id, kind=self.kind.name, finds=False,
-            cancels=False,
-            timeout_seconds=300.0,
+            cancels=False, timeout_seconds=300.0, record_seconds=60.0,
         )  # fmt: skip
 
 
