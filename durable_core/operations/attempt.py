@@ -25,7 +25,7 @@ from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import GiveUp, InvalidArguments, Retry
 from durable_core.operations.declare import OperationKind, OperationStep, called, issued_of, polled_of
 from durable_core.operations.report import LONGEST_POLL_PAUSE, OUTAGE_SECONDS, Report, remark_refused, settle
-from durable_core.operations.sanitised import of_error, sanitised
+from durable_core.operations.sanitised import code_of, of_error, sanitised
 from durable_core.operations.statuses import Issued, read, seconds_asked, verdict
 from durable_core.operations.traced import followed
 from durable_core.states import OperationState
@@ -129,7 +129,7 @@ def _prechecked(worker: Worker, kind: OperationKind, row: Row, arguments: dict[s
     except LEAVING:
         raise
     except GiveUp as no:
-        code = "OPERATION_REFUSED" if no.code == GAVE_UP else no.code[:100]
+        code = _code(no, "OPERATION_REFUSED")
         message = sanitised(no.message)
         with worker.database.autocommit() as connection:
             done = run(connection, _statements.refuse, id=row["id"], error_code=code, error_message=message)
@@ -228,7 +228,7 @@ class _Look:
             if not isinstance(error, Exception):
                 self._gone("WORKER_STOPPED")
                 raise
-            code = error.code if isinstance(error, GiveUp) and error.code != GAVE_UP else "CALL_FAILED"
+            code = _code(error, "CALL_FAILED")
             return self._ended(Report(OperationState.FAILED, code=code, message=self._said(error), move="call failed"))
         try:
             issued = issued_of(value)
@@ -396,6 +396,11 @@ _OUTCOMES = {_S.RUNNING: Outcome.POLLED, _S.SUCCEEDED: Outcome.SUCCEEDED, _S.FAI
 def _read(text: str | None) -> Any:
     """The ids or the statuses; they come as text, for hosts may have their driver read JSON in its own way."""
     return None if text is None else json.loads(text)
+
+
+def _code(error: BaseException, otherwise: str) -> str:
+    """The code that a handler named, as far as it may be kept."""
+    return code_of(error.code, otherwise) if isinstance(error, GiveUp) and error.code != GAVE_UP else otherwise
 
 
 def _struck(worker: Worker, error: BaseException) -> bool:

@@ -410,6 +410,25 @@ def test_what_the_call_raises_is_stored_without_token_and_id(remote, declare_ope
     assert start(kind).created
 
 
+@pytest.mark.spec("operations", 21)
+@pytest.mark.parametrize(
+    ("code", "kept"), [("QUOTA_EXCEEDED", "QUOTA_EXCEEDED"), ("op-77", None), ("it is op-77", None), ("GAVE_UP", None)]
+)
+def test_a_code_that_the_handler_names_is_stored_as_far_as_it_can_be_no_id(
+    declare_operation, start, look, operation_row, code, kept
+):
+    def fail(step, branch="preview", *, parts=1):
+        raise GiveUp("no", code=code)
+
+    kind, refusing = declare_operation(), declare_operation()
+    kind.handler = fail
+    refusing.precheck(fail)
+    for one, otherwise in ((kind, "CALL_FAILED"), (refusing, "OPERATION_REFUSED")):
+        ref = start(one)
+        assert look(one, ref.id).error_code == (kept or otherwise)
+        assert operation_row(ref.id).error_code == (kept or otherwise)
+
+
 @pytest.mark.spec("operations", 22)
 @pytest.mark.parametrize("flag", [None, "", "false", "TRUE", "True", "1", False, 1])
 def test_a_scheduled_start_whose_flag_is_off_looks_at_nothing(engine, declare_operation, start, flag):

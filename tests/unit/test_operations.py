@@ -1,11 +1,10 @@
-"""The words of operations: what statuses come to, and what of an error's text may be kept."""
+"""The words of operations: what statuses come to, and what a declaration may say."""
 
 import pytest
 
 from durable_core import ExternalStatus, Issued, OperationStep, Poll, kinds, operation
 from durable_core.errors import DefinitionError
 from durable_core.operations.declare import is_on
-from durable_core.operations.sanitised import LONGEST, of_error, sanitised
 from durable_core.operations.statuses import checked_words, read, verdict
 
 OURS = checked_words("k", None)
@@ -110,62 +109,3 @@ def test_a_wait_that_is_no_duration_is_refused_where_it_is_made(wait):
     for make in (lambda: Poll({}, retry_after=wait), lambda: Issued(["a"], retry_after=wait)):
         with pytest.raises(ValueError, match="give seconds"):
             make()
-
-
-# --- errors as they are kept -----------------------------------------------------------------------
-
-SECRETS = (
-    "hunter2", "s3cr3t", "op-77", "eyJhbGciOiJIUzI1NiJ9", "sk_live_4242abcd", "0198c0de-aaaa-7bbb-8ccc-1234567890ab",
-    "4242424242", "AbCdEfGhIjKlMnOpQrStUvWxYzAbCd", "correcthorse", "abcdefgh", "hunter",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "GET https://dana:hunter2@api.example.com/v1/ops/op-77?token=s3cr3t failed",
-        "Authorization: Bearer eyJhbGciOiJIUzI1NiJ9 was refused",
-        "api_key=sk_live_4242abcd is wrong",
-        "password is correcthorse",
-        "bad password=correcthorse",
-        "wrong api_key=abcdefgh",
-        "the login of dana failed: password=hunter",
-        'invalid secret "correcthorse"',
-        'invalid secret: "abcdefgh correcthorse"',
-        "user dana:hunter@host is refused",
-        "no route to :hunter@host",
-        "no route to amqp://dana:p@correcthorse@host/shop",
-        "operation 0198c0de-aaaa-7bbb-8ccc-1234567890ab is gone",
-        "account 4242424242 is closed",
-        "key AbCdEfGhIjKlMnOpQrStUvWxYzAbCd is unknown",
-        "bad answer: {'id': 'op-77', 'password': 'correcthorse'}",
-        "bad answer: b'op-77 correcthorse'",
-        "bad answer: <html>op-77 correcthorse</html>",
-        "first line\nop-77 correcthorse",
-    ],
-)
-def test_no_secret_and_no_id_is_kept_of_an_errors_text(text):
-    found = sanitised(text)
-    assert found
-    for secret in SECRETS:
-        assert secret not in found, found
-
-
-def test_an_id_that_is_known_goes_although_it_looks_like_a_word():
-    assert "oak" not in sanitised("branch oak is busy", ["oak"])
-
-
-def test_what_helps_is_kept():
-    found = of_error(ConnectionError("GET https://api.example.com/v1/branches?x=1 said 503: service unavailable"))
-    assert found == "ConnectionError: GET https://api.example.com said 503: service unavailable"
-    assert sanitised("the bad word is the password") == "the bad word is the password"
-    assert of_error(ValueError()) == "ValueError"
-    assert len(sanitised("word " * 1000)) <= LONGEST
-
-
-def test_an_error_whose_text_raises_is_told_by_its_class():
-    class Rude(Exception):
-        def __str__(self):
-            raise RuntimeError
-
-    assert of_error(Rude()) == "Rude"
