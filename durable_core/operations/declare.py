@@ -260,7 +260,8 @@ class Prepared:
         As `OperationKind.start`, with the options.
 
         With a `key`: the same arguments give the first row back (`ref.created` is False, `ref.replayed` True), and
-        nothing is issued; other arguments raise IdempotencyConflict.
+        nothing is issued; other arguments raise IdempotencyConflict. A key that another open transaction is writing
+        raises KeyInFlight after 0.1 s at most.
         """
         if not is_on(auto):
             return OperationRef("", self.kind.name, created=False, skipped=True)

@@ -172,12 +172,40 @@ def _written(new: Start) -> Steps[OperationRef]:
     except Exception as error:
         yield from undone(error, ROLLBACK_TO_SAVEPOINT, RELEASE_SAVEPOINT)
         if sqlstate(error) == LOCK_TIMEOUT:
-            return _in_flight(new, None)
+            ref = yield from _waited_for(new)
+            return ref
         if isinstance(error, OperationInFlight):
             return _in_flight(new, error.row_id)
         raise
     yield RELEASE_SAVEPOINT, {}
     return ref
+
+
+def _waited_for(new: Start) -> Steps[OperationRef]:
+    """
+    What another open transaction has in hand: the key, or the slot alone.
+
+    The error does not say at which index it waited. So the row is written once more without its slot, and taken back:
+    where that waits too, it is the key. A scheduled start is skipped whichever it is.
+    """
+    if new.key is None or not new.one_in_flight or new.trigger == SCHEDULED:
+        return _in_flight(new, None)
+    yield SAVEPOINT, {}
+    try:
+        (answer,) = yield _statements.insert, {**new.row(str(uuid7())), "one_in_flight": False}
+    except Exception as error:
+        yield from undone(error, ROLLBACK_TO_SAVEPOINT, RELEASE_SAVEPOINT)
+        if sqlstate(error) == LOCK_TIMEOUT:
+            raise KeyInFlight(new.kind, new.key) from None
+        raise
+    yield ROLLBACK_TO_SAVEPOINT, {}
+    yield RELEASE_SAVEPOINT, {}
+    if not answer["inserted"]:
+        # Whoever wrote it has committed meanwhile.
+        there = yield _statements.keyed, {"kind": new.kind, "key": new.key}
+        if there:
+            return _replayed(new, there[0])
+    return _in_flight(new, None)
 
 
 def _in_flight(new: Start, row_id: str | None) -> OperationRef:

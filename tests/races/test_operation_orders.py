@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text
 
-from durable_core import OperationInFlight, deliveries, operations
+from durable_core import IdempotencyConflict, KeyInFlight, OperationInFlight, deliveries, operations
 from durable_core.claims.claim import Holder
 from durable_core.claims.shares import Share, as_written
 from durable_core.database.transactions import run
@@ -267,7 +267,7 @@ class Start(Actor):
     def act(self):
         try:
             return self.kind.options(key=self.key).start(self.connection, by="dana").created
-        except OperationInFlight:
+        except (OperationInFlight, KeyInFlight):
             return False
 
 
@@ -290,6 +290,57 @@ def test_of_two_starts_at_once_one_comes_to_be(engine, other_engine, reset, oper
             with engine.begin() as tx:
                 (row,) = operations.page(tx, state="queued")
                 operations.cancel(tx, row.id, by="test", reason="the next")
+
+
+@pytest.mark.parametrize(
+    ("key", "trigger", "came"),
+    [("one", "manual", KeyInFlight), ("two", "manual", OperationInFlight), (None, "manual", OperationInFlight),
+     ("one", "scheduled", None), ("two", "scheduled", None)],
+)  # fmt: skip
+def test_a_start_beside_an_uncommitted_one_says_whether_the_key_or_the_slot_is_in_flight(
+    engine, other_engine, reset, key, trigger, came
+):
+    with engine.connect() as first, other_engine.connect() as second:
+        there = reset.options(key="one").start(first, by="dana")
+        if came is None:
+            assert reset.options(key=key).start(second, by="eve", trigger=trigger).skipped
+        else:
+            with pytest.raises(came) as refused:
+                reset.options(key=key).start(second, by="eve", trigger=trigger)
+            assert type(refused.value) is came
+        assert second.scalar(text("select 1")) == 1, "the caller's transaction is alive"
+        assert second.scalar(text("show lock_timeout")) == "0"
+        assert not second.scalar(text("select exists (select from durable.operations)")), "nothing was written"
+        first.commit()
+        if key == "one":
+            again = reset.options(key=key).start(second, by="eve", trigger=trigger)
+            assert (again.id, again.replayed) == (there.id, True)
+
+
+@pytest.mark.parametrize("branch", ["preview", "main"])
+def test_a_key_whose_writer_commits_between_the_two_looks_is_given_back(
+    engine, other_engine, reset, monkeypatch, branch
+):
+    """The first look waits and gives up; the second, for the key alone, finds it committed."""
+    real = start.undone
+    with engine.connect() as first, other_engine.connect() as second:
+        there = reset.options(key="one").start(first, "preview", by="dana")
+
+        def undone(*given):
+            first.commit()
+            return real(*given)
+
+        monkeypatch.setattr(start, "undone", undone)
+        starting = reset.options(key="one")
+        if branch == "preview":
+            again = starting.start(second, branch, by="eve")
+            assert (again.id, again.created, again.replayed) == (there.id, False, True)
+        else:
+            with pytest.raises(IdempotencyConflict):
+                starting.start(second, branch, by="eve")
+        second.commit()
+    with engine.connect() as tx:
+        assert len(operations.page(tx)) == 1
 
 
 def test_a_pause_that_comes_between_the_look_and_the_claim_holds_the_claim(engine, reset, made):
