@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from durable_core.claims.operate import Act, act_on_each, refusal
 from durable_core.cli import exits
 from durable_core.cli.database import reading
 from durable_core.cli.output import Output, note
@@ -18,7 +19,6 @@ from durable_core.database.connections import Database
 from durable_core.database.migrate import check
 from durable_core.database.transactions import Row
 from durable_core.deliveries import bulk, operate, read
-from durable_core.deliveries.operate import Act
 from durable_core.errors import NotFound
 from durable_core.states import DeliveryState
 
@@ -186,7 +186,7 @@ def _each(act: Act, database: Database, ids: list[str], dry_run: bool, how: dict
     with database.connect() as connection, connection.begin() as transaction:
         check(connection)
         # No hint is sent from here: the sweeps find the rows within their interval.
-        rows = {row["id"]: row for row in operate.act_on_each(connection, act, known, **how)}
+        rows = {row["id"]: row for row in act_on_each(connection, act, known, **how)}
         if dry_run:
             transaction.rollback()
     return [_became(act, row_id, rows.get(row_id), dry_run) for row_id in ids]
@@ -204,7 +204,7 @@ def _became(act: Act, row_id: str, row: Row | None, dry_run: bool) -> Became:
         return Became(row_id, "not found", str(NotFound("delivery", row_id)))
     if row["done"]:
         return Became(row_id, f"would be {act.done}" if dry_run else act.done)
-    return Became(row_id, "refused", str(operate.refusal(act, row)))
+    return Became(row_id, "refused", str(refusal(act, row)))
 
 
 def _told(out: Output, done: list[Became], dry_run: bool) -> int:

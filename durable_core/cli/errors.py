@@ -8,6 +8,7 @@ from typing import Any
 import click
 from sqlalchemy import Connection
 
+from durable_core.claims.operate import Act
 from durable_core.cli import exits
 from durable_core.cli.acts import HOW, act_on_chosen, check_who_and_why
 from durable_core.cli.database import reading
@@ -17,7 +18,6 @@ from durable_core.cli.where import Where, options
 from durable_core.deliveries import bulk, operate, read
 from durable_core.deliveries.groups import LOOKED_AT, Errors, Failed
 from durable_core.deliveries.groups import errors as failed_lately
-from durable_core.deliveries.operate import Act
 from durable_core.deliveries.read import MOST_PER_PAGE
 
 BOUND = (

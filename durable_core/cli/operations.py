@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from durable_core.claims import journal
+from durable_core.claims.operate import Act, act_on_each, refusal
 from durable_core.cli import exits
 from durable_core.cli.acts import Became, check_who_and_why
 from durable_core.cli.database import reading
@@ -20,7 +21,6 @@ from durable_core.database.migrate import check
 from durable_core.deliveries.read import MOST_PER_PAGE, now
 from durable_core.errors import NotFound
 from durable_core.operations import operate, read
-from durable_core.operations.operate import Act
 from durable_core.operations.read import Operation
 from durable_core.operations.why import why
 from durable_core.states import OPERATION_TERMINAL, OperationState
@@ -200,7 +200,7 @@ def _each(act: Act, database: Database, ids: list[str], dry_run: bool, by: str, 
         check(connection)
         # No hint is sent from here: the sweeps find what is due within a second.
         known = [row_id for row_id in ids if _is_id(row_id)]
-        rows = {row["id"]: row for row in operate.act_on_each(connection, act, known, by=by, reason=reason)}
+        rows = {row["id"]: row for row in act_on_each(connection, act, known, by=by, reason=reason)}
         if dry_run:
             transaction.rollback()
     done = []
@@ -213,7 +213,7 @@ def _each(act: Act, database: Database, ids: list[str], dry_run: bool, by: str, 
         elif act is operate.CANCEL and row["was"] in OPERATION_TERMINAL:
             done.append(Became(row_id, "unchanged", f"it had ended: {row['was']}"))
         else:
-            done.append(Became(row_id, "refused", str(operate.refusal(act, row))))
+            done.append(Became(row_id, "refused", str(refusal(act, row))))
     return done
 
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
+from durable_core.claims.operate import Act, act_on_each
 from durable_core.database.connections import Database
 from durable_core.database.statements import beside
 from durable_core.database.transactions import Transaction, checked, run
-from durable_core.deliveries.operate import Act, act_on_each
 from durable_core.deliveries.read import COUNT_LIMIT
 from durable_core.errors import InvalidOption
 from durable_core.states import DeliveryState

@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from durable_core import wakes
-from durable_core.database.statements import Statement, beside
-from durable_core.database.transactions import Row, Transaction, checked, run
+from durable_core.claims.operate import Act, act_on
+from durable_core.database.statements import beside
+from durable_core.database.transactions import Row, Transaction
 from durable_core.deliveries.ended import next_hints
-from durable_core.deliveries.options import in_utc, seconds_of, who_or_why
-from durable_core.deliveries.read import checked_id
-from durable_core.errors import IllegalMove, InvalidOption, NotFound, RowBusy
+from durable_core.deliveries.options import in_utc, seconds_of
+from durable_core.errors import InvalidOption
 from durable_core.states import DeliveryState
 
-log = logging.getLogger("durable.operate")
 _statements = beside(__file__)
 
 
-@dataclass(frozen=True)
-class Act:
-    """One act: its statement, what it is called once it is done, and the states it leaves."""
+def _due(tx: Transaction, done: list[Row]) -> None:
+    wakes.after_commit(
+        tx, [wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], first=False) for row in done]
+    )
 
-    name: str
-    done: str
-    needed: str
-    states: tuple[DeliveryState, ...]
-    statement: Statement
-    frees_its_line: bool = False
-    """The next of the same ordering key may go, and is hinted."""
-    makes_due: bool = False
+
+def _free_lines(tx: Transaction, done: list[Row]) -> None:
+    """The next of the same ordering key may go."""
+    lines = sorted({row["ordering_key"] for row in done if row["ordering_key"] is not None})
+    wakes.after_commit(tx, next_hints(tx, lines))
 
 
 _D = DeliveryState
-REDRIVE = Act("redrive", "redriven", "dead or failed", (_D.DEAD, _D.FAILED), _statements.redrive, makes_due=True)
+REDRIVE = Act("redrive", "redriven", "dead or failed", (_D.DEAD, _D.FAILED), _statements.redrive, then=_due)
 CANCEL = Act(
-    "cancel", "canceled", "pending or processing", (_D.PENDING, _D.PROCESSING), _statements.cancel, frees_its_line=True
+    "cancel",
+    "canceled",
+    "pending or processing",
+    (_D.PENDING, _D.PROCESSING),
+    _statements.cancel,
+    then=_free_lines,
 )
-DISCARD = Act("discard", "discarded", "dead or failed", (_D.DEAD, _D.FAILED), _statements.discard, frees_its_line=True)
+DISCARD = Act("discard", "discarded", "dead or failed", (_D.DEAD, _D.FAILED), _statements.discard, then=_free_lines)
 RESCHEDULE = Act("reschedule", "rescheduled", "pending", (_D.PENDING,), _statements.reschedule)
 RELEASE = Act("release", "released", "held back", (_D.PENDING, _D.PROCESSING), _statements.release)
 
@@ -112,45 +111,3 @@ def due(countdown: float | timedelta | None, eta: datetime | None) -> dict[str, 
         "delay_seconds": None if countdown is None else seconds_of("reschedule", "countdown", countdown),
         "eta": None if eta is None else in_utc("reschedule", "eta", eta),
     }
-
-
-def act_on(tx: Transaction, act: Act, row_id: str, *, by: str, reason: str, **more: object) -> None:
-    """One act on one row. Raises what the acts above name, and InvalidOption without a name and a reason."""
-    row_id = checked_id(row_id)
-    rows = act_on_each(tx, act, [row_id], by=by, reason=reason, **more)
-    if not rows:
-        raise NotFound("delivery", row_id)
-    if not rows[0]["done"]:
-        raise refusal(act, rows[0])
-
-
-def refusal(act: Act, row: Row) -> RowBusy | IllegalMove:
-    """Why an act was not done to this row."""
-    if row["busy"]:
-        return RowBusy(act.name, row["id"])
-    return IllegalMove(act.name, row["id"], row["was"], act.needed)
-
-
-def act_on_each(
-    tx: Transaction, act: Act, row_ids: Sequence[str], *, by: str, reason: str, **more: object
-) -> list[Row]:
-    """
-    One act on several rows in one statement: each row with `done`, or `busy`, or the state that it `was` in.
-
-    Rows that are not there come back as nothing. What may run now is hinted after the commit.
-    """
-    rows = run(
-        checked(tx), act.statement, ids=list(row_ids), by=who_or_why(act.name, "by", by),
-        reason=who_or_why(act.name, "reason", reason), **more,
-    )  # fmt: skip
-    done = [row for row in rows if row["done"]]
-    if done:
-        facts = {"row_id": done[0]["id"]} if len(row_ids) == 1 else {}
-        log.info("operator_action", extra={"act": act.name, "actor": by, "rows": len(done), **facts})
-    if act.makes_due:
-        hints = [wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], first=False) for row in done]
-        wakes.after_commit(tx, hints)
-    if act.frees_its_line:
-        lines = sorted({row["ordering_key"] for row in done if row["ordering_key"] is not None})
-        wakes.after_commit(tx, next_hints(tx, lines))
-    return rows

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypedDict
 
-from durable_core.arguments import clean_text
+from durable_core.claims.operate import who_or_why as who_or_why
 from durable_core.errors import InvalidOption
 from durable_core.retry import LONGEST_DELAY_SECONDS
 
@@ -140,13 +140,6 @@ def _policy(kind: str, options: Mapping[str, Any]) -> KeyPolicy:
     if policy is KeyPolicy.DEBOUNCE and not options.get("countdown"):
         raise InvalidOption(kind, "key_policy", "a debounce needs the countdown that starts anew with each call")
     return policy
-
-
-def who_or_why(act: str, option: str, text: object) -> str:
-    """Who acts (`by`, 200 characters at most) or why (1,000), as it is kept. Raises InvalidOption for none."""
-    if not isinstance(text, str) or not text.strip():
-        raise InvalidOption(act, option, "say who acts and why; both are kept in the journal")
-    return clean_text(text, 200 if option == "by" else 1000)
 
 
 def in_utc(kind: str, option: str, instant: object) -> datetime:

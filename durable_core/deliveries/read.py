@@ -10,9 +10,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 from durable_core import kinds, secrets
+from durable_core.claims.operate import checked_id as spelled
 from durable_core.database.statements import Statement, beside
 from durable_core.database.transactions import Row, Transaction, checked, run
 from durable_core.errors import InvalidOption, NotFound
@@ -144,10 +144,7 @@ class Expiries:
 
 def checked_id(row_id: str) -> str:
     """A delivery's id in its one spelling. Raises NotFound for what cannot be an id."""
-    try:
-        return str(UUID(row_id))
-    except (ValueError, AttributeError, TypeError):
-        raise NotFound("delivery", str(row_id)[:60]) from None
+    return spelled(row_id, "delivery")
 
 
 def get(tx: Transaction, row_id: str) -> Delivery:

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from durable_core import wakes
-from durable_core.database.statements import Statement, beside
-from durable_core.database.transactions import Row, Transaction, checked, run
-from durable_core.deliveries.options import who_or_why
-from durable_core.errors import IllegalMove, NotFound, RowBusy
+from durable_core.claims.operate import Act, act_on, act_on_each, refusal
+from durable_core.database.statements import beside
+from durable_core.database.transactions import Row, Transaction
+from durable_core.errors import NotFound
 from durable_core.operations import read
 from durable_core.operations.read import Operation, checked_id
 from durable_core.states import OPERATION_TERMINAL, OperationState
 
-log = logging.getLogger("durable.operate")
 _statements = beside(__file__)
 
-HELD_BACK = "held back"
-"""What a row `was` that a sweep holds back, where nobody would act on it before it is released."""
 
-
-@dataclass(frozen=True)
-class Act:
-    """One act: its statement, what it is called once it is done, and the states it leaves."""
-
-    name: str
-    done: str
-    needed: str
-    states: tuple[OperationState, ...]
-    statement: Statement
-    hints: bool = False
+def _hint(tx: Transaction, some: list[Row]) -> None:
     """What was done is for a worker to go on with."""
+    wakes.after_commit(
+        tx, [wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], first=False) for row in some]
+    )
+
+
+def _hint_known(tx: Transaction, done: list[Row]) -> None:
+    """A canceled one that the other side does not know is nobody's business any more."""
+    _hint(tx, [row for row in done if row["known"]])
 
 
 _O = OperationState
-CANCEL = Act("cancel", "canceled", "queued or running", (_O.QUEUED, _O.RUNNING), _statements.cancel, hints=True)
-POLL = Act("poll", "to be polled", "running", (_O.RUNNING,), _statements.poll, hints=True)
-RELEASE = Act("release", "released", "held back", (_O.QUEUED, _O.RUNNING), _statements.release)
+_ALIVE = (_O.QUEUED, _O.RUNNING)
+CANCEL = Act("cancel", "canceled", "queued or running", _ALIVE, _statements.cancel, "operation", then=_hint_known)
+POLL = Act("poll", "to be polled", "running", (_O.RUNNING,), _statements.poll, "operation", then=_hint)
+RELEASE = Act("release", "released", "held back", _ALIVE, _statements.release, "operation")
 
 
 def cancel(tx: Transaction, row_id: str, *, by: str, reason: str) -> Operation:
@@ -76,42 +68,3 @@ def release(tx: Transaction, row_id: str, *, by: str, reason: str) -> None:
     Raises NotFound, IllegalMove for a row that is not held, and RowBusy: all write nothing.
     """
     act_on(tx, RELEASE, row_id, by=by, reason=reason)
-
-
-def act_on(tx: Transaction, act: Act, row_id: str, *, by: str, reason: str) -> None:
-    """One act on one row. Raises what the acts above name, and InvalidOption without a name and a reason."""
-    row_id = checked_id(row_id)
-    rows = act_on_each(tx, act, [row_id], by=by, reason=reason)
-    if not rows:
-        raise NotFound("operation", row_id)
-    if not rows[0]["done"]:
-        raise refusal(act, rows[0])
-
-
-def refusal(act: Act, row: Row) -> RowBusy | IllegalMove:
-    """Why an act was not done to this row."""
-    if row["busy"]:
-        return RowBusy(act.name, row["id"], "operation")
-    needed = "released first" if row["was"] == HELD_BACK else act.needed
-    return IllegalMove(act.name, row["id"], row["was"], needed, "operation")
-
-
-def act_on_each(tx: Transaction, act: Act, row_ids: Sequence[str], *, by: str, reason: str) -> list[Row]:
-    """One act on several rows in one statement: each row with `done`, or `busy`, or the state that it `was` in."""
-    rows = run(
-        checked(tx), act.statement, ids=list(row_ids), by=who_or_why(act.name, "by", by),
-        reason=who_or_why(act.name, "reason", reason),
-    )  # fmt: skip
-    done = [row for row in rows if row["done"]]
-    if done:
-        facts = {"row_id": done[0]["id"]} if len(row_ids) == 1 else {}
-        log.info("operator_action", extra={"act": act.name, "actor": by, "rows": len(done), **facts})
-    if act.hints:
-        hints = [
-            wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], first=False)
-            for row in done
-            # A canceled one that the other side does not know is nobody's business any more.
-            if act is not CANCEL or row["known"]
-        ]
-        wakes.after_commit(tx, hints)
-    return rows

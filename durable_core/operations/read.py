@@ -9,9 +9,9 @@ from collections import OrderedDict
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 from durable_core import kinds, secrets, wakes
+from durable_core.claims.operate import checked_id as spelled
 from durable_core.database.statements import beside
 from durable_core.database.transactions import Row, Transaction, checked, run
 from durable_core.deliveries.read import COUNT_LIMIT, MOST_PER_PAGE
@@ -121,10 +121,7 @@ class Live:
 
 def checked_id(row_id: str) -> str:
     """An operation's id in its one spelling. Raises NotFound for what cannot be an id."""
-    try:
-        return str(UUID(row_id))
-    except (ValueError, AttributeError, TypeError):
-        raise NotFound("operation", str(row_id)[:60]) from None
+    return spelled(row_id, "operation")
 
 
 def get(tx: Transaction, row_id: str) -> Operation:

@@ -11,6 +11,7 @@ from uuid_utils.compat import uuid7
 
 from durable_core import wakes
 from durable_core.arguments import digest
+from durable_core.claims.operate import who_or_why
 from durable_core.database.statements import beside, current_schema
 from durable_core.database.transactions import (
     DATABASE_ERRORS,
@@ -102,7 +103,7 @@ class Start:
         if trigger not in TRIGGERS:
             raise InvalidOption(kind, "trigger", f"it is one of {', '.join(TRIGGERS)}")
         return Start(
-            kind, placement, options.who_or_why(kind, "by", by), trigger, one_in_flight, finds, patience_seconds,
+            kind, placement, who_or_why(kind, "by", by), trigger, one_in_flight, finds, patience_seconds,
             every_seconds, start_seconds,
         )  # fmt: skip
 

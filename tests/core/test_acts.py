@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from durable_core import IllegalMove, InvalidOption, NotFound, RowBusy, deliveries
+from durable_core.claims.operate import act_on
 from durable_core.deliveries import bulk, operate
 from durable_core.deliveries.attempt import Outcome, carry_out, perform
 from durable_core.deliveries.bulk import Filter, act_on_all, look
@@ -25,7 +26,7 @@ ACTS = {
 def act(engine, name, row_id, **who):
     chosen, more = ACTS[name]
     with Session(engine) as session, session.begin():
-        operate.act_on(session, chosen, row_id, **{**WHO, **who}, **more)
+        act_on(session, chosen, row_id, **{**WHO, **who}, **more)
 
 
 @pytest.mark.parametrize("name", ACTS)
