@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from durable_core.operations.declare import OperationKind, OperationStep, operation
     from durable_core.operations.start import OperationRef
     from durable_core.operations.statuses import ExternalStatus, Issued, Poll
-    from durable_core.plans.declare import PlanStep, StepKind, Target, plan_step, target_version
+    from durable_core.plans.declare import PlanStep, StepKind, plan_step
     from durable_core.plans.rows import Plan
+    from durable_core.plans.target import Target, target_version
     from durable_core.refusals import (
         Issue,
         NotConfigured,
@@ -148,7 +149,8 @@ _NAMES = {
         "UnknownHandler",
         "UnsupportedTransaction",
     ),
-    "durable_core.plans.declare": ("PlanStep", "StepKind", "Target", "plan_step", "target_version"),
+    "durable_core.plans.declare": ("PlanStep", "StepKind", "plan_step"),
+    "durable_core.plans.target": ("Target", "target_version"),
     "durable_core.plans.rows": ("Plan",),
     "durable_core.refusals": (
         "Issue",

@@ -22,7 +22,7 @@ from durable_core.deliveries.attempt import Worker
 from durable_core.deliveries.declare import DeliveryKind, delivery, registry
 from durable_core.deliveries.read import Delivery
 from durable_core.local.services import Addresses
-from durable_core.plans.declare import forget_reader
+from durable_core.plans.target import forget_reader
 from durable_core.testing import Made, MovableClock, create_database, empty, make_delivery, migrated
 from tests.core.plan_shop import PRODUCTS, Shop
 from tests.elsewhere import quick_servers

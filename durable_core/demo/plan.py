@@ -14,8 +14,9 @@ from durable_core.database.statements import beside
 from durable_core.database.transactions import run
 from durable_core.demo.shop import WEBHOOK_QUEUE
 from durable_core.errors import GiveUp
-from durable_core.plans.declare import PlanStep, Target, forget_reader, plan_step, reader_of, target_version
+from durable_core.plans.declare import PlanStep, plan_step
 from durable_core.plans.rows import Plan, Report
+from durable_core.plans.target import forget_reader, reader_of, target_version
 from durable_core.states import PLAN_TERMINAL
 
 _statements = beside(__file__)
@@ -56,16 +57,20 @@ def declare() -> None:
     if kinds.plan_steps.find(REPRICE) is not None:
         return
 
-    @plan_step(REPRICE, scope=SCOPE, queue=WEBHOOK_QUEUE, timeout=60.0)
+    def named(arguments: dict[str, Any]) -> tuple[str, str]:
+        return PRODUCT, arguments["product"]
+
+    @plan_step(REPRICE, scope=SCOPE, target=named, queue=WEBHOOK_QUEUE, timeout=60.0)
     def reprice(step: PlanStep, product: str, cents: int) -> dict[str, Any]:
         (row,) = run(step.session, _statements.reprice, name=product, cents=cents)
-        return {"before": row["before"]}
+        return {"before": row["before"], "version": row["version"]}
 
     @reprice.compensation
     def price_back(arguments: dict[str, Any], output: Any) -> plans.Planned:
-        return reprice.planned(arguments["product"], output["before"], label=f"the old price of {arguments['product']}")
+        name = arguments["product"]
+        return reprice.planned(name, output["before"], version=output["version"], label=f"the old price of {name}")
 
-    @plan_step(DISCONTINUE, scope=SCOPE, target=PRODUCT, queue=WEBHOOK_QUEUE, timeout=60.0)
+    @plan_step(DISCONTINUE, scope=SCOPE, target=named, queue=WEBHOOK_QUEUE, timeout=60.0)
     def discontinue(step: PlanStep, product: str) -> None:
         run(step.session, _statements.remove, name=product)
         raise GiveUp("there are open orders for it")
@@ -97,10 +102,10 @@ def play(engine: Engine) -> Played:
         plan = plans.propose(
             session,
             [
-                reprice.planned("ash", 900, target=Target(PRODUCT, "ash", version=1), label="ash 10 % off"),
-                reprice.planned("oak", 2700, target=Target(PRODUCT, "oak", version=1), label="oak 10 % off"),
-                discontinue.planned("elm", target=Target(PRODUCT, "elm", version=1), label="no more elm"),
-                reprice.planned("elm", 1, label="never reached"),
+                reprice.planned("ash", 900, version=1, label="ash 10 % off"),
+                reprice.planned("oak", 2700, version=1, label="oak 10 % off"),
+                discontinue.planned("elm", version=1, label="no more elm"),
+                reprice.planned("elm", 1, version=1, label="never reached"),
             ],
             by="assistant", scopes={SCOPE}, rationale="the summer sale", self_approval=False,
         )  # fmt: skip

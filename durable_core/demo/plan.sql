@@ -22,7 +22,7 @@ update shop.products p
 set cents = :cents, version = p.version + 1
 from (select o.name, o.cents from shop.products o where o.name = :name for update) as old
 where p.name = old.name
-returning old.cents as before
+returning old.cents as before, p.version
 
 -- name: remove
 delete from shop.products p where p.name = :name

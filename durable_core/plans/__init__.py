@@ -8,11 +8,12 @@ Plans: steps that somebody proposes, a person approves as they are shown, and wo
 from durable_core.claims.journal import read as journal
 from durable_core.deliveries.why import Because
 from durable_core.plans.compensate import Compensated, acompensate, compensate
-from durable_core.plans.declare import Planned, Target, planned
+from durable_core.plans.declare import Planned, planned
 from durable_core.plans.operate import aapprove, approve, areject, arelease, reject, release
 from durable_core.plans.propose import apropose, propose
 from durable_core.plans.read import aget, apage, areport, get, page, previous, report
 from durable_core.plans.rows import Became, Line, Plan, Receipt, Report, StepOf
+from durable_core.plans.target import Target
 from durable_core.plans.why import reasons
 
 list = page

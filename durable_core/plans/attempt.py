@@ -38,7 +38,8 @@ from durable_core.deliveries.raised import refuse_unrun, told, with_causes
 from durable_core.deliveries.report import TRIES
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
 from durable_core.errors import ClaimLost, EffectEscaped, GiveUp, InvalidArguments, Retry, Snooze
-from durable_core.plans.declare import PlanStep, StepKind, reader_of
+from durable_core.plans.declare import PlanStep, StepKind
+from durable_core.plans.target import unfit
 from durable_core.plans.traced import followed
 from durable_core.plans.unsettled import came_to, release
 from durable_core.states import PlanState
@@ -257,29 +258,14 @@ class _Running:
         scope = self.kind.scope
         if scope is not None and scope not in self.claim.scopes:
             return _failed("SCOPE_NOT_GRANTED", f"it needs {scope!r}, which was not granted when it was proposed")
-        target = self.claim.planned["target"]
-        if target is None:
-            if self.kind.target is None:
-                return None
-            return _failed("NO_BASELINE", f"it changes a {self.kind.target}, and no reviewed one was proposed")
-        named = f"{target['kind']} {target['name'] or target['id']}"
-        read = reader_of(target["kind"])
-        if read is None or (self.kind.target is not None and target["kind"] != self.kind.target):
-            return _failed("NO_BASELINE", f"how the version of {named} is read is not declared in this process")
-        version = read(session, target["id"])
-        if version is None:
-            return _conflict(f"{named} is gone")
-        if isinstance(version, bool) or not isinstance(version, int | str):
-            kind = type(version).__name__
-            return _failed("NO_BASELINE", f"target_version({target['kind']!r}) gave a {kind}, no whole number or text")
-        # Of one type: 3 is not "3", or a reader that changes its mind would look like a change of the target.
-        if type(version) is not type(target["version"]) or version != target["version"]:
-            return _conflict(f"{named} was reviewed at version {target['version']!r} and is at {version!r}")
-        return None
+        found = unfit(session, self.kind.changes, self.claim.planned, self.claim.arguments)
+        if found is None:
+            return None
+        return _conflict(found.message) if found.conflict else _failed("NO_BASELINE", found.message)
 
     def _ran(self, session: Session, transaction: StepTransaction) -> str:
         arguments = self.kind.signature.unpack(self.claim.arguments)
-        value = self.kind.handler(PlanStep(self.claim, self.claim.index, transaction), **arguments)
+        value = self.kind.handler(PlanStep(self.claim, self.claim.index, self.claim.planned, transaction), **arguments)
         refuse_unrun(value)
         output, warning = result_text(value)
         if warning:

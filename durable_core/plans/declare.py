@@ -1,4 +1,4 @@
-"""Declaring a step of plans: its handler, its scope and its compensation; and how the version of a target is read."""
+"""Declaring a step of plans: its handler, its scope, what it changes, and its compensation."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from durable_core.claims.session import StepTransaction
 from durable_core.deliveries.options import DEFAULT_PRIORITY, DEFAULT_QUEUE, QUEUE_RULE, is_queue
 from durable_core.errors import DefinitionError
 from durable_core.kinds import checked_name
+from durable_core.plans.target import Changes, Target, TargetOf, is_word, target_of
 from durable_core.retry import LONGEST_DELAY_SECONDS
 
 P = ParamSpec("P")
@@ -26,20 +27,6 @@ R = TypeVar("R")
 DEFAULT_TIMEOUT = 300.0
 OPTIONS = frozenset({"target", "label", "rationale"})
 """Words of `planned` that no argument of a handler may have."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """
-    What a step changes, as its approver sees it: the step is a conflict if its version is another by then.
-
-    `name` is what people call it; only `kind`, `id` and `version` are compared.
-    """
-
-    kind: str
-    id: int | str
-    version: int | str
-    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +39,8 @@ class Planned:
     target: Target | None = None
     label: str | None = None
     rationale: str | None = None
+    version: int | str | None = None
+    """The reviewed version of the target that its arguments name."""
 
 
 def planned(
@@ -59,11 +48,16 @@ def planned(
     arguments: Mapping[str, object],
     *,
     target: Target | None = None,
+    version: int | str | None = None,
     label: str | None = None,
     rationale: str | None = None,
 ) -> Planned:
-    """A step by the name of its kind, as an assistant names its tools; what is wrong with it `propose` says."""
-    return Planned(kind, (), arguments, target, label, rationale)
+    """
+    A step by the name of its kind, as an assistant names its tools; what is wrong with it `propose` says.
+
+    `version` takes the place of `target` where the kind tells its target from the arguments.
+    """
+    return Planned(kind, (), arguments, target, label, rationale, version)
 
 
 class PlanStep:
@@ -75,8 +69,8 @@ class PlanStep:
     runs once: there is no retry, `Retry` and `Snooze` are failures as any other exception is.
     """
 
-    def __init__(self, claim: Claim, index: int, transaction: StepTransaction) -> None:
-        self._claim, self._index, self._transaction = claim, index, transaction
+    def __init__(self, claim: Claim, index: int, frozen: Mapping[str, Any], transaction: StepTransaction) -> None:
+        self._claim, self._index, self._frozen, self._transaction = claim, index, frozen, transaction
 
     @property
     def id(self) -> str:
@@ -96,6 +90,11 @@ class PlanStep:
     def key(self) -> str:
         """`plan id:step`, a name for this step that no other has."""
         return f"{self._claim.id}:{self._index}"
+
+    @property
+    def target(self) -> Target | None:
+        """What the approver reviewed, and at which version: what the step may change. It is still at that version."""
+        return target_of(self._frozen)
 
     @property
     def fence(self) -> int:
@@ -126,15 +125,16 @@ class StepKind(Generic[P, R]):
     """A declared kind of step. Calling it runs the handler in place, as plain Python; `planned` proposes it."""
 
     def __init__(
-        self, name: str, handler: Callable[Concatenate[PlanStep, P], R], *, scope: str | None, target: str | None,
-        queue: str, timeout: float, formerly: Sequence[str],
+        self, name: str, handler: Callable[Concatenate[PlanStep, P], R], *, scope: str | None,
+        target: str | TargetOf | None, queue: str, timeout: float, formerly: Sequence[str],
     ) -> None:  # fmt: skip
         self.name = checked_name(name)
         if isinstance(formerly, str) or not isinstance(formerly, Sequence):
             raise DefinitionError(f"kind {name!r}: formerly is a tuple of names, such as ({formerly!r},).")
         self.names = (self.name, *(checked_name(former) for former in formerly))
         self.handler: Callable[..., R] = handler
-        self.scope, self.target = scope, target
+        self.scope = scope
+        self.changes = Changes.declared(name, target)
         self.queue, self.priority, self.timeout = queue, DEFAULT_PRIORITY, timeout
         self.compensate: Compensation | None = None
         if inspect.iscoroutinefunction(handler):
@@ -144,16 +144,16 @@ class StepKind(Generic[P, R]):
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
             raise DefinitionError(f"kind {name!r}: a handler that yields would never run; return instead.")
         self.signature = Signature(name, handler)
-        if taken := OPTIONS & set(inspect.signature(handler).parameters):
+        options = OPTIONS | ({"version"} if self.changes.of_arguments else frozenset())
+        if taken := options & set(inspect.signature(handler).parameters):
             raise DefinitionError(
                 f"kind {name!r}: an argument {min(taken)!r} cannot be told from planned({min(taken)}=...); rename it."
             )
         self.__doc__ = handler.__doc__
         self.__name__ = getattr(handler, "__name__", name)
         self.__module__ = handler.__module__
-        for option, text in (("scope", scope), ("target", target)):
-            if text is not None and not is_word(text):
-                raise DefinitionError(f"kind {name!r}: {option} is text of 1 to 200 characters; got {text!r}.")
+        if scope is not None and not is_word(scope):
+            raise DefinitionError(f"kind {name!r}: scope is text of 1 to 200 characters; got {scope!r}.")
         if not is_queue(queue):
             raise DefinitionError(f"kind {name!r}: {QUEUE_RULE}; got {queue!r}.")
         seconds = isinstance(timeout, int | float) and not isinstance(timeout, bool)
@@ -176,9 +176,11 @@ class StepKind(Generic[P, R]):
         This step with its arguments, to be proposed; `propose` checks them, and says all that is wrong at once.
 
         `target` is what it changes, at the version that the approver sees; `label` names the step for people,
-        `rationale` says why.
+        `rationale` says why. A kind that tells its target from the arguments takes `version=` in its place.
         """
-        return Planned(self.name, args, kwargs, target, label, rationale)
+        # Of other kinds it is an argument like any.
+        version = kwargs.pop("version", None) if self.changes.of_arguments else None
+        return Planned(self.name, args, kwargs, target, label, rationale, version)
 
     def compensation(self, plan: Compensation) -> Compensation:
         """
@@ -201,7 +203,7 @@ def plan_step(
     kind: str,
     *,
     scope: str | None = None,
-    target: str | None = None,
+    target: str | TargetOf | None = None,
     queue: str = DEFAULT_QUEUE,
     timeout: float = DEFAULT_TIMEOUT,
     formerly: Sequence[str] = (),
@@ -209,8 +211,11 @@ def plan_step(
     """
     Declare a step of plans.
 
-    `scope` must be among those granted when the plan was proposed, or the step fails. With `target`, the kind of thing
-    that it changes, a plan is refused that gives no reviewed one. `timeout` is in seconds. Raises DefinitionError.
+    `scope` must be among those granted when the plan was proposed, or the step fails. With `target`, a plan is refused
+    that gives no reviewed one. It is the kind of thing that the step changes, or better a function that tells from the
+    arguments, by name, which one that is: `lambda arguments: ("invoice", arguments["invoice_id"])`, or None where these
+    change nothing that is reviewed. Then a plan that reviewed another one is refused, too. The hole: with the kind
+    alone, nothing ties what was reviewed to the arguments. `timeout` is in seconds. Raises DefinitionError.
     """
 
     def declare(handler: Callable[Concatenate[PlanStep, P], R]) -> StepKind[P, R]:
@@ -221,44 +226,3 @@ def plan_step(
         return declared
 
     return declare
-
-
-VersionReader = Callable[[Session, Any], "int | str | None"]
-"""Given the step's session and the target's id: its version now, or None where it is gone."""
-
-_readers: dict[str, VersionReader] = {}
-
-
-def target_version(kind: str) -> Callable[[VersionReader], VersionReader]:
-    """
-    Say how the version of a kind of target is read: `read(session, id)`, in the step's own transaction. A decorator.
-
-    It decides whether the step is a conflict, so it should lock what it reads (`with_for_update()`): else somebody may
-    change the target between the look and the step's own write. Raises DefinitionError for a second one.
-    """
-    if not is_word(kind):
-        raise DefinitionError(f"target_version({kind!r}): the kind of a target is text of 1 to 200 characters.")
-
-    def declare(read: VersionReader) -> VersionReader:
-        if kind in _readers:
-            raise DefinitionError(f"target_version({kind!r}) is declared twice; one function reads it.")
-        if not callable(read) or inspect.iscoroutinefunction(read):
-            raise DefinitionError(f"target_version({kind!r}) takes a plain function.")
-        _readers[kind] = read
-        return read
-
-    return declare
-
-
-def reader_of(kind: str) -> VersionReader | None:
-    return _readers.get(kind)
-
-
-def forget_reader(kind: str) -> None:
-    """Forget how a kind of target is read; for tests that declare their own."""
-    _readers.pop(kind, None)
-
-
-def is_word(text: object) -> bool:
-    """Text that people and columns can take: 1 to 200 printable characters."""
-    return isinstance(text, str) and 0 < len(text) <= 200 and text.isprintable() and bool(text.strip())

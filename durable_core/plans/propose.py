@@ -24,9 +24,10 @@ from durable_core.database.transactions import (
 )
 from durable_core.deliveries.options import seconds_of, who_or_why
 from durable_core.errors import IllegalMove, InvalidArguments, InvalidOption
-from durable_core.plans.declare import Planned, Target, is_word, reader_of
+from durable_core.plans.declare import Planned
 from durable_core.plans.read import aget, get
 from durable_core.plans.rows import Plan
+from durable_core.plans.target import Target, is_word, reader_of
 from durable_core.refusals import Issue, PlanRefused
 
 _statements = beside(__file__)
@@ -169,22 +170,24 @@ def _frozen_step(planned: object, wrong: list[str]) -> dict[str, Any]:
         return {}
     kind = kinds.plan_steps.find(planned.kind) if isinstance(planned.kind, str) else None
     wrong.extend(_wrong_texts(planned))
-    wrong.extend(_wrong_target(planned.target, None if kind is None else kind.target))
     if kind is None:
+        wrong.extend(_wrong_target(planned.target, None))
         wrong.append(f"no step {str(planned.kind)[:200]!r} is declared in this process")
         return {}
-    arguments: Any = None
+    arguments: str | None = None
     try:
         kwargs = by_name(kind.name, planned.kwargs)
         # Its own text again: what is kept is what was checked, whatever the caller does to its lists from now on.
-        arguments = json.loads(kind.signature.pack(planned.args, kwargs, whole=True))
+        arguments = kind.signature.pack(planned.args, kwargs, whole=True)
     except InvalidArguments as refused:
         wrong.append(refused.what)
     except NameError as missing:
         wrong.append(f"a type in its signature is not declared: {missing}")
-    target = planned.target
+    target, problem = kind.changes.reviewed(arguments, planned.target, planned.version)
+    wrong.extend(_wrong_target(target, kind.changes.kind) if problem is None else (problem,))
     return {
-        "kind": kind.name, "queue": kind.queue, "arguments": arguments, "label": planned.label,
+        "kind": kind.name, "queue": kind.queue, "label": planned.label,
+        "arguments": None if arguments is None else json.loads(arguments),
         "rationale": planned.rationale,
         "target": None if not isinstance(target, Target)
         else {"kind": target.kind, "id": target.id, "version": target.version, "name": target.name},

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from durable_core import kinds, secrets
-from durable_core.plans.declare import Target
+from durable_core.plans.target import Target, target_of
 from durable_core.states import PLAN_TERMINAL, PlanState
 
 
@@ -26,10 +26,9 @@ class StepOf:
 
     @staticmethod
     def of(frozen: Mapping[str, Any]) -> StepOf:
-        target = frozen["target"]
         return StepOf(
             kind=frozen["kind"], queue=frozen["queue"], arguments=frozen["arguments"], label=frozen["label"],
-            rationale=frozen["rationale"], target=None if target is None else Target(**target),
+            rationale=frozen["rationale"], target=target_of(frozen),
         )  # fmt: skip
 
     @property

@@ -32,6 +32,11 @@ def rename(step: PlanStep, product_id: int, *, name: str) -> dict[str, Any]:
     return {"old": old}
 
 
+def product_of(arguments: dict[str, Any]) -> tuple[str, int]:
+    """Which product the arguments of `rename` name."""
+    return "product", arguments["product_id"]
+
+
 def note(step: PlanStep, n: int = 0) -> int:
     """Write one effect: a row of `effects` with the step's index."""
     step.session.execute(

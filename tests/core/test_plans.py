@@ -31,7 +31,7 @@ from durable_core.deliveries.worker import Outcome
 from durable_core.plans import attempt, sweep
 from durable_core.plans.rows import Became
 from durable_core.testing import drain
-from tests.core.plan_shop import note, rename
+from tests.core.plan_shop import note, product_of, rename
 
 MINUTE = 60
 
@@ -152,6 +152,99 @@ def test_a_declaration_that_cannot_work_is_refused(shop):
     kind = shop.step()
     with pytest.raises(DefinitionError, match="twice"):
         shop.step(name=kind.name)
+
+    def versioned(step, product_id: int, version: int): ...
+
+    async def asked(arguments): ...
+
+    assert shop.step(versioned).planned(1, version=2).kwargs == {"version": 2}
+    with pytest.raises(DefinitionError, match="rename it"):
+        shop.step(versioned, target=product_of)
+    for target in (asked, 7, "", dict):
+        with pytest.raises(DefinitionError, match="target is text"):
+            shop.step(target=target)
+
+
+# --- what a step changes ---------------------------------------------------------------------------
+
+
+def test_a_target_is_told_from_the_arguments_and_one_beside_them_is_refused(shop, engine):
+    shop.product()
+    kind, by_name = shop.step(rename, target=product_of), shop.step(rename, target="product")
+    of_some = shop.step(note, target=lambda arguments: ("product", arguments["n"]) if arguments["n"] else None)
+    target = Target("product", 7, version=3)
+    with pytest.raises(PlanRefused) as refused:
+        shop.propose(
+            kind.planned(8, name="Oak", target=target),
+            kind.planned(7, name="Oak", target=Target("product", "7", version=3)),
+            kind.planned(7, name="Oak"),
+            kind.planned(7, name="Oak", target=target, version=3),
+            kind.planned(7, name="Oak", version=1.5),
+            of_some.planned(0, version=3),
+            of_some.planned(0, target=target),
+            plans.planned(by_name.name, {"product_id": 7, "name": "Oak"}, version=3),
+            shop.step(note, target=lambda arguments: ("unread", arguments["n"])).planned(1, version=1),
+        )
+    problems = [(issue.step, issue.problem) for issue in refused.value.issues]
+    assert [step for step, _ in problems] == list(range(9))
+    assert problems[0][1] == "its arguments name product 8, and its target is product 7"
+    assert problems[1][1] == "its arguments name product 7, and its target is product '7'"
+    assert problems[2][1] == "its arguments name product 7, and no reviewed version of it is given"
+    assert "one of them is enough" in problems[3][1]
+    assert "version is a whole number or text" in problems[4][1]
+    assert [problems[n][1].rsplit(", ", 1)[1] for n in (5, 6)] == ["and a version is given", "and a target is given"]
+    assert "give target=Target(...)" in problems[7][1]
+    assert "no target_version('unread')" in problems[8][1]
+    named = Target("product", 7, version=3, name="the ash")
+    plan = shop.propose(
+        kind.planned(7, name="Oak", version=3),
+        plans.planned(kind.name, {"product_id": 7, "name": "Oak"}, version=3),
+        kind.planned(7, name="Oak", target=named),
+        of_some.planned(0),
+    )
+    assert [step.target for step in plan.steps] == [target, target, named, None]
+
+
+def test_a_function_that_tells_no_target_is_a_broken_declaration_and_the_transaction_lives(shop, engine):
+    for told in ("product", ("product",), (7, 7), ["product", 7]):
+        kind = shop.step(note, target=lambda arguments, told=told: told)
+        with engine.begin() as tx:
+            with pytest.raises(DefinitionError, match=re.escape("(kind, id), or None")):
+                plans.propose(tx, [kind.planned(1, version=1)], by="assistant")
+            assert tx.scalar(text("select count(*) from durable.plans")) == 0
+
+
+def test_a_target_told_from_the_arguments_is_compared_and_given_to_the_handler(shop, worker):
+    given = []
+
+    def look_and_rename(step, product_id: int, *, name: str):
+        given.append(step.target)
+        return rename(step, product_id, name=name)
+
+    kind = shop.step(look_and_rename, target=product_of)
+    shop.product(version=3)
+    once = [shop.approved(kind.planned(7, name=name, version=3)) for name in ("Oak", "Elm")]
+    assert shop.run(worker, once[0])[0].outcome is Outcome.DONE
+    assert shop.run(worker, once[1])[0].error_code == "CONFLICT"
+    assert (given, shop.name_of()) == ([Target("product", 7, version=3)], "Oak")
+    plain = shop.approved(shop.step(lambda step: given.append(step.target)).planned())
+    assert shop.run(worker, plain)[0].outcome is Outcome.DONE
+    assert given[1:] == [None]
+
+
+@pytest.mark.parametrize("frozen", [Target("product", 7, version=3), None])
+def test_a_plan_of_older_code_whose_target_is_not_what_its_arguments_name_writes_nothing(shop, worker, frozen):
+    """The code that proposed it did not tell the target from the arguments; the code that runs it does."""
+    shop.product(7)
+    shop.product(8, name="Elm")
+    kind = shop.step(rename)
+    plan = shop.approved(kind.planned(8, name="Oak", target=frozen))
+    kinds.plan_steps.remove(kind.name)
+    shop.step(rename, name=kind.name, target=product_of)
+    assert shop.run(worker, plan)[0].error_code == "NO_BASELINE"
+    assert shop.name_of(8) == "Elm"
+    told = "product 7 was reviewed" if frozen else "no reviewed one was proposed"
+    assert told in shop.get(plan.id).error_message
 
 
 # --- approving -------------------------------------------------------------------------------------
