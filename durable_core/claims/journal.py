@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from durable_core.database.statements import beside
-from durable_core.database.transactions import Transaction, checked, run
+from durable_core.database.transactions import Steps, Transaction, carried, checked
 
 _statements = beside(__file__)
 
@@ -30,5 +30,10 @@ class Line:
 
 def read(tx: Transaction, row_id: str, *, limit: int = 200) -> list[Line]:
     """The newest `limit` lines of a row, oldest first."""
-    rows = run(checked(tx), _statements.read, id=row_id, limit=limit)
+    return carried(checked(tx), lines_of(row_id, limit))
+
+
+def lines_of(row_id: str, limit: int) -> Steps[list[Line]]:
+    """As `read`, in a transaction of any sort."""
+    rows = yield _statements.read, {"id": row_id, "limit": limit}
     return [Line(**row) for row in rows]

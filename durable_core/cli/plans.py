@@ -96,7 +96,7 @@ def show(where: Where, plan_id: str, differs: bool, as_json: bool) -> None:
             _learn_secrets(durable)
         now = clock(connection)
         plan = core.get(connection, _named(connection, plan_id))
-        before = core.previous(connection, plan)
+        before = core.previous(connection, plan.id)
         lines = journal.read(connection, plan.id, limit=JOURNAL_LINES)
     diff = _diff(before, plan)
     if as_json:

@@ -77,18 +77,19 @@ async def areject(
     await acarried(achecked(tx), _rejected(checked_id(plan_id), by, reason, origin))
 
 
-def release(tx: Transaction, plan_id: str, *, by: str, reason: str) -> None:
+def release(tx: Transaction, plan_id: str, *, by: str, reason: str, origin: str | None = None) -> None:
     """
     Let the sweeps see a plan again that one of them failed on and held back, in the caller's transaction.
 
-    Raises NotFound, RowBusy, and IllegalMove for one that is not held: all write nothing.
+    Raises NotFound, for a plan of another `origin` too; RowBusy; and IllegalMove for one that is not held: all write
+    nothing.
     """
-    carried(checked(tx), _released(checked_id(plan_id), by, reason))
+    carried(checked(tx), _released(checked_id(plan_id), by, reason, origin))
 
 
-async def arelease(tx: AsyncTransaction, plan_id: str, *, by: str, reason: str) -> None:
+async def arelease(tx: AsyncTransaction, plan_id: str, *, by: str, reason: str, origin: str | None = None) -> None:
     """As `release`, in an async transaction."""
-    await acarried(achecked(tx), _released(checked_id(plan_id), by, reason))
+    await acarried(achecked(tx), _released(checked_id(plan_id), by, reason, origin))
 
 
 def _approved(plan_id: str, by: str, digest: str, reason: str | None, origin: str | None) -> Steps[wakes.Hint]:
@@ -116,9 +117,9 @@ def _rejected(plan_id: str, by: str, reason: str | None, origin: str | None) -> 
     log.info("operator_action", extra={"act": "reject", "actor": by, "rows": 1, "row_id": plan_id})
 
 
-def _released(plan_id: str, by: str, reason: str) -> Steps[None]:
+def _released(plan_id: str, by: str, reason: str, origin: str | None) -> Steps[None]:
     by, why = who_or_why("release", "by", by), who_or_why("release", "reason", reason)
-    rows = yield _statements.release, {"id": plan_id, "by": by, "reason": why}
+    rows = yield _statements.release, {"id": plan_id, "by": by, "reason": why, "origin": origin}
     row = _there("release", plan_id, rows)
     if not row["done"]:
         raise IllegalMove("release", plan_id, row["was"], "held back", "plan")

@@ -82,7 +82,7 @@ where p.id = cast(:id as uuid) and (cast(:origin as text) is null or p.origin = 
 with locked as materialized (
     select p.id, p.state, p.held_reason
     from durable.plans p
-    where p.id = cast(:id as uuid)
+    where p.id = cast(:id as uuid) and (cast(:origin as text) is null or p.origin = cast(:origin as text))
     for no key update skip locked
 ),
 acted as (
@@ -102,4 +102,4 @@ select cast(p.id as text) as id, l.state as was, l.id is null as busy, a.id is n
 from durable.plans p
 left join locked l on l.id = p.id
 left join acted a on a.id = p.id
-where p.id = cast(:id as uuid)
+where p.id = cast(:id as uuid) and (cast(:origin as text) is null or p.origin = cast(:origin as text))

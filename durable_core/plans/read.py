@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from durable_core.claims.journal import Line, lines_of
 from durable_core.database.statements import beside
 from durable_core.database.transactions import (
     AsyncTransaction,
@@ -27,6 +28,7 @@ from durable_core.states import PlanState
 _statements = beside(__file__)
 
 MOST_PER_PAGE = 1000
+MOST_LINES = 10_000
 COUNT_LIMIT = 10_000
 
 
@@ -106,12 +108,28 @@ def _wanted(state: str | None, origin: str | None, after: str | None, limit: int
     return {"state": state, "origin": origin, "limit": limit, "after": None if after is None else checked_id(after)}
 
 
-def previous(tx: Transaction, plan: Plan) -> Plan | None:
-    """The proposal of the same origin that came before this one."""
-    if plan.origin is None:
-        return None
-    rows = run(checked(tx), _statements.before, origin=plan.origin, id=plan.id)
-    return get(tx, rows[0]["id"]) if rows else None
+def previous(tx: Transaction, plan_id: str, *, origin: str | None = None) -> Plan | None:
+    """The proposal of the same origin that came before this one, or None. Heals and raises as `get`."""
+    return carried(checked(tx), _before(checked_id(plan_id), origin))
+
+
+async def aprevious(tx: AsyncTransaction, plan_id: str, *, origin: str | None = None) -> Plan | None:
+    """As `previous`, in an async transaction."""
+    return await acarried(achecked(tx), _before(checked_id(plan_id), origin))
+
+
+def journal(tx: Transaction, plan_id: str, *, limit: int = 200, origin: str | None = None) -> list[Line]:
+    """
+    The newest `limit` moves of a plan, oldest first: who, when and why. Nothing is healed here.
+
+    Raises NotFound, for a plan of another `origin` too, and InvalidOption.
+    """
+    return carried(checked(tx), _history(checked_id(plan_id), limit, origin))
+
+
+async def ajournal(tx: AsyncTransaction, plan_id: str, *, limit: int = 200, origin: str | None = None) -> list[Line]:
+    """As `journal`, in an async transaction."""
+    return await acarried(achecked(tx), _history(checked_id(plan_id), limit, origin))
 
 
 @dataclass(frozen=True)
@@ -126,6 +144,25 @@ class Waiting:
 def waiting(tx: Transaction) -> Waiting:
     """What waits for a person, and what runs."""
     return Waiting(**run(checked(tx), _statements.waiting, limit=COUNT_LIMIT)[0])
+
+
+def _before(plan_id: str, origin: str | None) -> Steps[Plan | None]:
+    rows = yield _statements.there, {"id": plan_id, "origin": origin}
+    if not rows:
+        raise NotFound("plan", plan_id)
+    if rows[0]["origin"] is None:
+        return None
+    found = yield _statements.before, {"id": plan_id, "origin": rows[0]["origin"]}
+    return (yield from _got(found[0]["id"], origin)) if found else None
+
+
+def _history(plan_id: str, limit: int, origin: str | None) -> Steps[list[Line]]:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_LINES:
+        raise InvalidOption("journal", "limit", f"it is a whole number from 1 to {MOST_LINES:,}")
+    rows = yield _statements.there, {"id": plan_id, "origin": origin}
+    if not rows:
+        raise NotFound("plan", plan_id)
+    return (yield from lines_of(plan_id, limit))
 
 
 def _got(plan_id: str, origin: str | None) -> Steps[Plan]:

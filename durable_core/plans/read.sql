@@ -35,6 +35,12 @@ where (cast(:state as text) is null or p.state = cast(:state as text))
 order by p.id desc
 limit :limit
 
+-- name: there
+-- Whether a plan of this id, and of this origin where one is said, is here.
+select p.origin
+from durable.plans p
+where p.id = cast(:id as uuid) and (cast(:origin as text) is null or p.origin = cast(:origin as text))
+
 -- name: before
 -- The proposal of the same origin that came before this one.
 select cast(p.id as text) as id

@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from durable_core import PlanRefused, StalePlan, UnsupportedTransaction, plans, wake
+from durable_core import IllegalMove, PlanRefused, StalePlan, UnsupportedTransaction, plans, wake
 from durable_core.database.guards import PLAN
 from durable_core.deliveries.worker import Outcome
 from tests.core.callers import CALLERS, caller
@@ -32,7 +32,11 @@ def test_a_plan_is_proposed_approved_read_and_compensated_in_any_transaction(sho
             api(how, "approve")(plan.id, by="dana", digest="0" * 64)
         api(how, "approve")(plan.id, by="dana", digest=plan.digest, origin="o")
         assert api(how, "get")(plan.id).state == "approved"
-        other = api(how, "propose")([kind.planned(2)], by="assistant")
+        other = api(how, "propose")([kind.planned(2)], by="assistant", origin="o")
+        assert api(how, "previous")(other.id, origin="o").id == plan.id
+        assert [line.move for line in api(how, "journal")(plan.id, origin="o")] == ["propose", "approve"]
+        with pytest.raises(IllegalMove):
+            api(how, "release")(plan.id, by="dana", reason="mended", origin="o")
         api(how, "reject")(other.id, by="dana", reason="no")
         how.commit()
     assert shop.run(worker, plan)[0].outcome is Outcome.DONE

@@ -78,6 +78,7 @@ def test_every_statement_that_runs_often_finds_its_plans_by_an_index(full):
         "overdue one": (heal.statements.overdue_one, {"id": one}),
         "get": (read._statements.get, origin),
         "receipts": (read._statements.receipts, {"id": one}),
+        "there": (read._statements.there, origin),
         "before": (read._statements.before, {"id": one, "origin": "o7"}),
         "page": (read._statements.page, {"state": None, "origin": None, "after": None, "limit": 50}),
         "page of an origin": (read._statements.page, {"state": None, "origin": "o7", "after": None, "limit": 50}),

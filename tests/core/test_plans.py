@@ -5,6 +5,7 @@ import time
 
 import pytest
 from sqlalchemy import event, text
+from sqlalchemy.exc import DBAPIError
 
 from durable_core import (
     DefinitionError,
@@ -360,10 +361,22 @@ def test_a_plan_of_another_origin_is_not_there(shop, engine):
                 lambda o=origin: plans.approve(tx, plan.id, by="dana", digest=plan.digest, origin=o),
                 lambda o=origin: plans.reject(tx, plan.id, by="dana", origin=o),
                 lambda o=origin: plans.compensate(tx, plan.id, by="dana", origin=o),
+                lambda o=origin: plans.release(tx, plan.id, by="dana", reason="mended", origin=o),
+                lambda o=origin: plans.journal(tx, plan.id, origin=o),
+                lambda o=origin: plans.previous(tx, plan.id, origin=o),
             ):
                 with pytest.raises(NotFound):
                     act()
         plans.approve(tx, plan.id, by="dana", digest=plan.digest, origin="conversation 1")
+        assert [line.move for line in plans.journal(tx, plan.id, origin="conversation 1")] == ["propose", "approve"]
+        with pytest.raises(IllegalMove):
+            plans.release(tx, plan.id, by="dana", reason="mended", origin="conversation 1")
+        for read in (plans.journal, plans.previous):
+            with pytest.raises(NotFound):
+                read(tx, "0198a4c4-0000-7000-8000-000000000000")
+        for limit in (0, -1, 10_001, True, "9"):
+            with pytest.raises(InvalidOption):
+                plans.journal(tx, plan.id, limit=limit)
     for unknown in ("0198a4c4-0000-7000-8000-000000000000", "seven", 7):
         with pytest.raises(NotFound), engine.begin() as tx:
             plans.get(tx, unknown)
@@ -954,8 +967,8 @@ def test_a_page_is_newest_first_and_by_state_and_origin(shop, engine):
         assert [plan.id for plan in plans.list(tx, limit=2, after=shop_ids[0])] == shop_ids[1:3]
         assert [plan.id for plan in plans.list(tx, state="rejected")] == [made[0].id]
         assert [plan.id for plan in plans.list(tx, origin="o1")] == [made[3].id, made[1].id]
-        assert plans.previous(tx, made[3]).id == made[1].id
-        assert plans.previous(tx, made[1]) is None
+        assert plans.previous(tx, made[3].id).id == made[1].id
+        assert plans.previous(tx, made[1].id) is None
         with pytest.raises(InvalidOption):
             plans.list(tx, state="done")
 
@@ -967,6 +980,61 @@ def test_a_read_only_look_heals_nothing_and_does_not_fail(shop, engine, clock):
         tx.execute(text("set transaction read only"))
         assert plans.get(tx, plan.id).state == "pending"
     assert shop.get(plan.id).state == "expired"
+
+
+@pytest.fixture
+def reader(engine, worker_id):
+    """A role that may read our tables and nothing more."""
+    role = f"plan_reader_{worker_id}"
+    with engine.begin() as tx:
+        tx.execute(text(f"drop role if exists {role}"))
+        tx.execute(text(f"create role {role}"))
+        tx.execute(text(f"grant usage on schema durable to {role}"))
+        tx.execute(text(f"grant select on all tables in schema durable to {role}"))
+    yield role
+    with engine.begin() as tx:
+        tx.execute(text(f"drop owned by {role}"))
+        tx.execute(text(f"drop role {role}"))
+
+
+def test_a_role_that_may_only_read_reads_a_plan_whose_time_is_over_and_the_sweep_heals_it(
+    shop, engine, database, clock, reader
+):
+    waiting = shop.propose(shop.step().planned(1), origin="o")
+    claimed = shop.approved(shop.step().planned(1), origin="o")
+    shop.claim(claimed)
+    clock.advance(16 * MINUTE)
+    with engine.begin() as tx:
+        tx.execute(text(f"set local role {reader}"))
+        assert plans.get(tx, waiting.id).state == "pending"
+        assert plans.report(tx, claimed.id).state == "executing"
+        assert plans.previous(tx, claimed.id).state == "pending"
+    assert (sweep.expire(database), sweep.reap(database)) == (1, 1)
+    assert [shop.raw(plan.id).state for plan in (waiting, claimed)] == ["expired", "failed"]
+
+
+def test_a_read_that_the_database_refuses_for_another_reason_says_so_and_its_transaction_lives(shop, engine, clock):
+    """A trigger of the host's: what it raises is not for us to hide."""
+    plan = shop.propose(shop.step().planned(1))
+    clock.advance(16 * MINUTE)
+    with engine.begin() as tx:
+        tx.execute(
+            text(
+                "create function public.says_no() returns trigger language plpgsql as "
+                "$$begin raise exception 'no' using errcode = 'P0001'; end$$"
+            )
+        )
+        tx.execute(
+            text("create trigger says_no before update on durable.plans for each row execute function public.says_no()")
+        )
+    try:
+        with engine.begin() as tx:
+            with pytest.raises(DBAPIError, match="no"):
+                plans.get(tx, plan.id)
+            assert tx.scalar(text("select 1")) == 1
+    finally:
+        with engine.begin() as tx:
+            tx.execute(text("drop function public.says_no cascade"))
 
 
 def test_somebody_at_work_on_the_row_is_no_wait(shop, engine, other_engine):
