@@ -186,7 +186,7 @@ _STATES = _quoted(tuple(state for state in PlanState if state in PLAN_TERMINAL))
 
 PLAN = Guard(
     "plan", "Plans", "Between two steps it is `executing` and nobody owns it; each claim of a step raises the fence.",
-    MIGRATIONS / "0007_guards.sql", False, PlanState, PLAN_TERMINAL, PLAN_MOVES,
+    MIGRATIONS / "0010_guards.sql", True, PlanState, PLAN_TERMINAL, PLAN_MOVES,
     begins="""\
         if new.state <> 'pending' or new.fence <> 0 or new.settled_fence <> 0 or new.receipts <> 0
             or new.approved_by is not null or new.approved_at is not null or new.kind <> new.steps -> 0 ->> 'kind' then
@@ -214,6 +214,16 @@ PLAN = Guard(
         and not old.self_approval then
         raise exception 'plan %: its proposer may not approve it', old.id
             using errcode = '55000', hint = 'Somebody else approves it.';
+    end if;
+    -- Our statements lock, then compare, then stamp; the clock goes on from there to here. So a stamp from before the
+    -- end is believed for ten seconds after it, and no stamp for longer.
+    if ((old.state = 'pending' and new.state = 'approved') or (old.state = 'approved' and new.state = 'executing'))
+        and old.expires_at <= durable.durable_now() - (case
+            when old.state = 'pending' and new.approved_at < old.expires_at then interval '10 s'
+            when old.state = 'approved' and new.claimed_at < old.expires_at then interval '10 s'
+            else interval '0' end) then
+        raise exception 'plan %: it expired at %, and can be neither approved nor started', old.id, old.expires_at
+            using errcode = '55000', hint = 'Propose it again.';
     end if;
     if new.state in ('pending', 'approved', 'executing')
         and new.kind <> new.steps -> cast(least(new.receipts, new.step_count - 1) as integer) ->> 'kind' then

@@ -167,6 +167,47 @@ def test_a_plan_in_use_stays_as_it_is_whoever_asks(shop, engine):
         assert refused(engine, change, id=shop_claim.id)[:5] in ("55000", "23514"), change
 
 
+APPROVE = (
+    "update durable.plans set state = 'approved', approved_by = 'dana', approved_digest = digest,"
+    " approved_at = expires_at + make_interval(secs => :stamped) where id = :id"
+)
+START = (
+    "update durable.plans set state = 'executing', fence = 1, owner = 'psql', lease_expires_at = expires_at,"
+    " deadline_at = expires_at, continue_until = expires_at,"
+    " claimed_at = expires_at + make_interval(secs => :stamped) where id = :id"
+)
+
+
+@pytest.mark.parametrize("change", [APPROVE, START], ids=["approve", "start"])
+@pytest.mark.parametrize(
+    ("after", "stamped", "passes"),
+    [
+        (-1, 0, True), (0, -1, True), (9.9, -1, True),
+        (0, 0, False), (0, None, False), (9.9, 0, False), (10, -1, False), (3600, -3000, False),
+    ],
+)  # fmt: skip
+def test_consent_that_is_over_is_no_consent_whoever_asks(shop, engine, clock, change, after, stamped, passes):
+    """
+    So many seconds after the expiry, under a stamp from so many seconds after it.
+
+    A statement of ours that compared the clock just in time has stamped its instant, and is believed.
+    """
+    plan = shop.propose(shop.step().planned(1), expires=100)
+    if change == START:
+        with engine.begin() as tx:
+            plans.approve(tx, plan.id, by="dana", digest=plan.digest)
+    clock.freeze()
+    with engine.begin() as tx:
+        now = tx.scalar(text("select durable.durable_now()"))
+    clock.advance((plan.expires_at - now).total_seconds() + after)
+    if passes:
+        with engine.begin() as tx:
+            assert tx.execute(text(change), {"id": plan.id, "stamped": stamped}).rowcount == 1
+    else:
+        assert "it expired at" in refused(engine, change, id=plan.id, stamped=stamped)
+        assert shop.raw(plan.id).state == ("approved" if change == START else "pending")
+
+
 MOVE = """
     update durable.plans
     set state = :state, fence = :fence, settled_fence = :settled,
