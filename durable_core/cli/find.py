@@ -87,10 +87,10 @@ def one_delivery(tx: Connection, text: str) -> Delivery:
     return read.get(tx, one_row(tx, text).id)
 
 
-def look_on(found: Found) -> str:
-    """The command that shows more of it."""
-    show = {"delivery": "deliveries", "plan": "plans", "operation": "operations"}.get(found.what)
-    return f"durable journal {found.id}" if show is None else f"durable {show} show {found.id}"
+def look_on(what: str, row_id: str) -> str:
+    """The command that shows more of a row."""
+    show = {"delivery": "deliveries", "plan": "plans", "operation": "operations"}.get(what)
+    return f"durable journal {row_id}" if show is None else f"durable {show} show {row_id}"
 
 
 @click.command("find")
@@ -112,11 +112,13 @@ def find_(where: Where, text: str, as_json: bool) -> None:
     if not found:
         raise nothing(text)
     if as_json:
-        out.answer({"found": [{**asdict(one), "look": look_on(one)} for one in found], "most_of_each": MOST})
+        out.answer(
+            {"found": [{**asdict(one), "look": look_on(one.what, one.id)} for one in found], "most_of_each": MOST}
+        )
         return
     out.table(
         ("WHAT", "BY", "KIND", "QUEUE", "STATE", "LOOK"),
-        [(one.what, one.by, one.kind, one.queue, one.state, look_on(one)) for one in found],
+        [(one.what, one.by, one.kind, one.queue, one.state, look_on(one.what, one.id)) for one in found],
     )
     if len(found) >= MOST:
         note(f"there may be more: {MOST} of each way of naming are shown")
@@ -150,8 +152,7 @@ def why_(where: Where, text: str, as_json: bool) -> None:
         return
     out.line(told.sentences[0])
     if len(told.sentences) > 1:
-        show = {"delivery": f"`durable deliveries show {told.id}`"}.get(told.what, "--json")
-        note(f"and more: {show}")
+        note(f"and more: `{look_on(told.what, told.id)}`")
 
 
 @dataclass

@@ -22,7 +22,7 @@ from durable_core.deliveries.read import MOST_PER_PAGE, now
 from durable_core.errors import NotFound
 from durable_core.operations import operate, read
 from durable_core.operations.read import Operation
-from durable_core.operations.why import why
+from durable_core.operations.why import reasons_of
 from durable_core.states import OPERATION_TERMINAL, OperationState
 
 JOURNAL_LINES = 200
@@ -81,9 +81,10 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
     with where.database() as (database, _), reading(database) as (connection, _):
         at = now(connection)
         row = read.get(connection, row_id)
+        why = [f"{one.says}." for one in reasons_of(connection, row)]
         lines = journal.read(connection, row.id, limit=JOURNAL_LINES)
     if as_json:
-        told = {"why": why(row, at), "journal": lines, "journal_complete": len(lines) < JOURNAL_LINES}
+        told = {"why": why[0], "also": why[1:], "journal": lines, "journal_complete": len(lines) < JOURNAL_LINES}
         out.answer({**row.as_json(arguments=arguments), **told})
         return
     out.facts(
@@ -93,7 +94,7 @@ def show(where: Where, row_id: str, arguments: bool, as_json: bool) -> None:
             ("queue", f"{row.queue}, priority {row.priority}"),
             ("key", row.key),
             ("state", row.state.value),
-            ("why", why(row, at)),
+            *(("why" if one is why[0] else "and", one) for one in why),
             ("held", row.held_reason),
             ("started", f"{_since(row.created_at, at)} by {row.started_by} ({row.trigger})"),
             ("issued", _since(row.issued_at, at)),

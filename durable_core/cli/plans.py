@@ -23,6 +23,7 @@ from durable_core.deliveries.read import now as clock
 from durable_core.errors import NotFound
 from durable_core.plans.read import MOST_PER_PAGE
 from durable_core.plans.rows import Plan, StepOf, lines_of
+from durable_core.plans.why import reasons_of
 from durable_core.refusals import StalePlan
 from durable_core.states import PlanState
 
@@ -97,19 +98,20 @@ def show(where: Where, plan_id: str, differs: bool, as_json: bool) -> None:
         now = clock(connection)
         plan = core.get(connection, _named(connection, plan_id))
         before = core.previous(connection, plan.id)
+        why = [f"{one.says}." for one in reasons_of(connection, plan)]
         lines = journal.read(connection, plan.id, limit=JOURNAL_LINES)
     diff = _diff(before, plan)
     if as_json:
         complete = len(lines) < JOURNAL_LINES
         since = {"previous": None if before is None else before.id, "diff": diff}
-        out.answer({**plan.as_json(), **since, "journal": lines, "journal_complete": complete})
+        out.answer({**plan.as_json(), "why": why, **since, "journal": lines, "journal_complete": complete})
         return
     for line in _steps(plan):
         out.line(line)
     out.line()
     if differs:
         _print_diff(out, before, diff)
-    out.facts(_facts(plan, now))
+    out.facts(_facts(plan, now, why))
     if lines:
         out.line()
         out.table(
@@ -293,11 +295,12 @@ def _cut(text: str) -> str:
     return text if len(text) <= SHOWN_RATIONALE else f"{text[:SHOWN_RATIONALE]}… ({len(text):,} characters in all)"
 
 
-def _facts(plan: Plan, now: datetime) -> list[tuple[str, str | None]]:
+def _facts(plan: Plan, now: datetime, why: list[str]) -> list[tuple[str, str | None]]:
     age = span((now - plan.created_at).total_seconds())
     return [
         ("id", plan.id),
         ("state", plan.state.value + (", in flight" if plan.in_flight else "")),
+        *(("why" if one is why[0] else "and", one) for one in why),
         ("why", plan.error_message.split("\n", 1)[0] if plan.error_message else None),
         ("reason", plan.reason),
         ("held", plan.held_reason),

@@ -243,11 +243,14 @@ def test_the_workers_are_asked_who_reads_the_queue(
 
 
 def test_a_broker_that_does_not_answer_is_said_within_seconds(
-    run: Run, app: str, make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+    run: Run, app: str, make: Callable[..., Made], shop: Shop, start: Callable[..., Any], reset: Any
 ) -> None:
-    made = make(queue="mail")
+    made, plan, ref = make(queue="mail"), shop.approved(shop.step().planned()), start(reset)
+    waits_for_a_person = shop.propose(shop.step().planned())
     __import__(app)
     sys.modules[app].app.conf.broker_url = "redis://127.0.0.1:1/0"
-    asked = run("-A", app, "why", made.id, "--json")
-    assert value_of(asked)["readers"] is None
-    assert value_of(asked)["why"].endswith("the broker did not answer, so which worker reads it is not known.")
+    for row_id in (made.id, plan.id, ref.id):
+        asked = run("-A", app, "why", row_id, "--json")
+        assert value_of(asked)["readers"] is None
+        assert value_of(asked)["why"].endswith("the broker did not answer, so which worker reads it is not known.")
+    assert "broker" not in value_of(run("-A", app, "why", waits_for_a_person.id, "--json"))["why"]

@@ -68,7 +68,7 @@ def test_more_than_one_reason_is_said_to_be_more(durable: Run, engine: Engine, s
         deliveries.pause(tx, "queue", "letters", by="dana", reason="away")
     answer = told(durable, plan.id)
     assert (answer["why"][:5], len(answer["also"])) == ("kind ", 1)
-    assert "and more: --json" in durable("why", plan.id).stderr
+    assert f"and more: `durable plans show {plan.id}`" in durable("why", plan.id).stderr
 
 
 def test_one_that_ended_says_how(durable: Run, engine: Engine, shop: Shop) -> None:
@@ -82,3 +82,21 @@ def test_one_that_ended_says_how(durable: Run, engine: Engine, shop: Shop) -> No
 def test_what_names_nothing_is_not_found(durable: Run) -> None:
     result = durable("why", "chat:7", "--json")
     assert (result.exit_code, error_of(result)) == (4, "NOT_FOUND")
+
+
+def test_show_says_the_same(
+    durable: Run, engine: Engine, shop: Shop, start: Callable[..., OperationRef], reset: OperationKind
+) -> None:
+    plan, ref = shop.approved(shop.step().planned()), start(reset)
+    with engine.begin() as tx:
+        for kind in (plan.kind, reset.name):
+            deliveries.pause(tx, "kind", kind, by="dana", reason="away")
+        deliveries.pause(tx, "queue", "durable", by="dana", reason="away")
+    for row_id, command in ((plan.id, "plans"), (ref.id, "operations")):
+        both = told(durable, row_id)
+        seen = value_of(durable(command, "show", row_id, "--json"))
+        assert [both["why"], *both["also"]] == (seen["why"] if command == "plans" else [seen["why"], *seen["also"]])
+        shown = durable(command, "show", row_id).stdout
+        assert "why " in shown
+        assert both["why"] in shown
+        assert both["also"][0] in shown
