@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from durable_core.claims.operate import Act, act_on_each, refusal
+from durable_core.cli import database as room
 from durable_core.cli import exits
-from durable_core.cli.database import reading
+from durable_core.cli.database import answering, reading, writing
 from durable_core.cli.output import Output, note
 from durable_core.cli.where import Where, options
 from durable_core.database.connections import Database
-from durable_core.database.migrate import check
 from durable_core.database.transactions import Row
 from durable_core.deliveries import bulk, operate, read
 from durable_core.errors import NotFound
@@ -183,12 +183,9 @@ def _counted(count: int) -> str:
 def _each(act: Act, database: Database, ids: list[str], dry_run: bool, how: dict[str, Any]) -> list[Became]:
     """One transaction for all; of a dry run, undone."""
     known = [row_id for row_id in ids if _spelled_well(row_id)]
-    with database.connect() as connection, connection.begin() as transaction:
-        check(connection)
+    with writing(database, undo=dry_run) as connection:
         # No hint is sent from here: the sweeps find the rows within their interval.
         rows = {row["id"]: row for row in act_on_each(connection, act, known, **how)}
-        if dry_run:
-            transaction.rollback()
     return [_became(act, row_id, rows.get(row_id), dry_run) for row_id in ids]
 
 
@@ -239,9 +236,11 @@ def act_on_chosen(
         return exits.OK
     if not yes:
         _ask(act, chosen.count, chosen.sample)
-    moved = bulk.act_on_all(
-        database, act, which, rate=rate, progress=lambda moved: note(f"{moved.done:,} {act.done}"), **how
-    )
+    with answering():
+        moved = bulk.act_on_all(
+            database.bounded(room.ANSWER_SECONDS), act, which, rate=rate,
+            progress=lambda moved: note(f"{moved.done:,} {act.done}"), **how,
+        )  # fmt: skip
     if out.as_json:
         out.answer({"dry_run": False, "chosen": chosen.count, "sample": chosen.sample, **asdict(moved)})
     else:

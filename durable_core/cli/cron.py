@@ -9,10 +9,9 @@ import click
 
 from durable_core import periodic
 from durable_core.cli import exits
-from durable_core.cli.database import reading
+from durable_core.cli.database import reading, writing
 from durable_core.cli.output import Output, instant, span
 from durable_core.cli.where import Where, options
-from durable_core.database.migrate import check
 from durable_core.deliveries import read
 from durable_core.periodic import Schedule
 
@@ -69,8 +68,7 @@ def list_(where: Where, as_json: bool) -> None:
 @click.pass_obj
 def pause(where: Where, kind: str, by: str, reason: str, until: datetime | None, as_json: bool) -> None:
     """Let no slot of a kind run, until it is resumed or until then. What is missed meanwhile is not made up for."""
-    with where.database() as (database, _), database.transaction() as connection:
-        check(connection)
+    with where.database() as (database, _), writing(database) as connection:
         periodic.pause(connection, kind, by=by, reason=reason, until=until)
     _told(as_json, kind, "paused")
 
@@ -84,8 +82,7 @@ def pause(where: Where, kind: str, by: str, reason: str, until: datetime | None,
 @click.pass_obj
 def resume(where: Where, kind: str, by: str, reason: str | None, as_json: bool) -> int:
     """Let the slots of a kind run again, from the next one on. Exit 5 when it was not paused."""
-    with where.database() as (database, _), database.transaction() as connection:
-        check(connection)
+    with where.database() as (database, _), writing(database) as connection:
         done = periodic.resume(connection, kind, by=by, reason=reason)
     _told(as_json, kind, "resumed" if done else "was not paused")
     return exits.OK if done else exits.CONFLICT
@@ -103,8 +100,7 @@ def run_now(where: Where, kind: str, by: str, reason: str | None, as_json: bool)
     with where.database() as (database, durable):
         if durable is not None:
             durable.app.loader.import_default_modules()
-        with database.transaction() as connection:
-            check(connection)
+        with writing(database) as connection:
             ref = periodic.run_now(connection, kind, by=by, reason=reason)
     _told(as_json, kind, "enqueued", id=ref.id)
 

@@ -1,10 +1,10 @@
-"""`durable migrate`, and the bounded look at the database that every reading command takes."""
+"""`durable migrate`, and the bounds on what every other command asks of the database."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
@@ -18,15 +18,20 @@ from durable_core.cli.output import Output
 from durable_core.cli.where import Where, options
 from durable_core.database import looking as bounds
 from durable_core.database import migrate as migrations
-from durable_core.database.connections import Database
-from durable_core.database.statements import current_schema, use_schema
-from durable_core.database.transactions import CANCELED, sqlstate
+from durable_core.database.connections import Database, raw
+from durable_core.database.statements import beside, current_schema, use_schema
+from durable_core.database.transactions import CANCELED, run, sqlstate
+from durable_core.database.watch import ReplicationUnconfirmed
 
 READ_SECONDS = 5.0
 """No read of ours runs longer: looking at a struggling database must not add to its load."""
 
 ANSWER_SECONDS = 10.0
 """All of a look is over by then, and a second more; also where the database takes connections and says nothing."""
+
+_statements = beside(__file__)
+JOURNAL = "durable journal"
+"""What shows that an act was done: it has a line of each."""
 
 _SAID = logging.NullHandler()
 
@@ -61,10 +66,70 @@ def reading(database: Database) -> Iterator[tuple[Connection, str]]:
         raise
 
 
+@contextmanager
+def writing(database: Database, *, undo: bool = False, shown_by: str = JOURNAL) -> Iterator[Connection]:
+    """
+    One transaction that acts, in a schema that this code supports, bounded in time as a look is; undone with `undo`.
+
+    Raises SchemaBehind, TooSlow and NoAnswer. What was not answered before its COMMIT was not done; of a COMMIT that
+    was not answered the outcome is unknown, and the sentence names the command that shows it.
+    """
+    committing = False
+    with answering(lambda: committing, shown_by):
+        connection = bounds.connected(database, ANSWER_SECONDS)
+        with (
+            connection.execution_options(isolation_level="READ COMMITTED"),
+            database.watch.over(raw(connection), ANSWER_SECONDS),
+            connection.begin() as transaction,
+        ):
+            run(connection, _statements.bound, milliseconds=str(int(READ_SECONDS * 1000)))
+            migrations.check(connection)
+            yield connection
+            if undo:
+                transaction.rollback()
+            else:
+                committing = True
+
+
+@contextmanager
+def answering(may_be_done: Callable[[], bool] = lambda: True, shown_by: str = JOURNAL) -> Iterator[None]:
+    """What a database that gives no answer is told as; whether the act may have been done is asked then."""
+    # What the watch logs is said in the sentence.
+    logging.getLogger("durable.commit").addHandler(_SAID)
+    began = time.monotonic()
+    try:
+        yield
+    except bounds.NoAnswer as error:
+        raise NoAnswer(_silent()) from error
+    except ReplicationUnconfirmed as error:
+        raise NoAnswer(
+            "the database has done it, and its standby did not confirm that: after a failover it may be gone. "
+            f"`{shown_by}` shows it."
+        ) from error
+    except DBAPIError as error:
+        if sqlstate(error) == CANCELED:
+            raise TooSlow(
+                f"the database did not carry this out within {READ_SECONDS:g} s: it is busy, or somebody has a table "
+                "locked. The transaction was rolled back; try again."
+            ) from error
+        silent = error.connection_invalidated and time.monotonic() - began >= ANSWER_SECONDS
+        if error.connection_invalidated and may_be_done():
+            lost = _GAVE_NO_ANSWER.format(ANSWER_SECONDS) if silent else "the connection to the database was lost"
+            raise NoAnswer(f"{lost}. Whether it was done is not known: `{shown_by}` shows it.") from error
+        if silent:
+            raise NoAnswer(_silent()) from error
+        raise
+
+
+_GAVE_NO_ANSWER = (
+    "the database takes connections and has not answered for {:g} s: it is frozen, or the way to it is cut"
+)
+
+
 def _silent() -> str:
     return (
-        f"the database takes connections and has not answered for {ANSWER_SECONDS:g} s: it is frozen, or the way to it "
-        "is cut. Nothing was changed; see that the server runs and can be reached, then try again."
+        f"{_GAVE_NO_ANSWER.format(ANSWER_SECONDS)}. Nothing was changed; see that the server runs and can be reached, "
+        "then try again."
     )
 
 

@@ -13,11 +13,10 @@ from durable_core.claims import journal
 from durable_core.claims.operate import Act, act_on_each, refusal
 from durable_core.cli import exits
 from durable_core.cli.acts import Became, check_who_and_why
-from durable_core.cli.database import reading
+from durable_core.cli.database import reading, writing
 from durable_core.cli.output import Output, instant, note, span
 from durable_core.cli.where import Where, options
 from durable_core.database.connections import Database
-from durable_core.database.migrate import check
 from durable_core.deliveries.read import MOST_PER_PAGE, now
 from durable_core.errors import NotFound
 from durable_core.operations import operate, read
@@ -197,13 +196,10 @@ def _is_id(text: str) -> bool:
 
 def _each(act: Act, database: Database, ids: list[str], dry_run: bool, by: str, reason: str) -> list[Became]:
     """One transaction for all; of a dry run, undone."""
-    with database.connect() as connection, connection.begin() as transaction:
-        check(connection)
+    with writing(database, undo=dry_run) as connection:
         # No hint is sent from here: the sweeps find what is due within a second.
         known = [row_id for row_id in ids if _is_id(row_id)]
         rows = {row["id"]: row for row in act_on_each(connection, act, known, by=by, reason=reason)}
-        if dry_run:
-            transaction.rollback()
     done = []
     for row_id in ids:
         row = rows.get(row_id)

@@ -10,10 +10,9 @@ import click
 
 from durable_core.cli import exits
 from durable_core.cli.acts import Duration
-from durable_core.cli.database import reading
+from durable_core.cli.database import reading, writing
 from durable_core.cli.output import Output, instant, span
 from durable_core.cli.where import Where, options
-from durable_core.database.migrate import check
 from durable_core.deliveries import paused, read
 
 
@@ -38,8 +37,7 @@ def pause(
     """Claim nothing more of a queue or a kind. What runs goes on; what waits keeps its place."""
     out = Output(as_json)
     what, name = _one(queue, kind)
-    with where.database() as (database, _), database.transaction() as connection:
-        check(connection)
+    with where.database() as (database, _), writing(database, shown_by="durable pauses") as connection:
         until = None if lasting is None else read.now(connection) + timedelta(seconds=lasting)
         made = paused.pause(connection, what, name, by=by, reason=reason, until=until)
     if as_json:
@@ -59,8 +57,7 @@ def resume(where: Where, queue: str | None, kind: str | None, by: str, as_json: 
     """End a pause. Exit 4 where there was none."""
     out = Output(as_json)
     what, name = _one(queue, kind)
-    with where.database() as (database, _), database.transaction() as connection:
-        check(connection)
+    with where.database() as (database, _), writing(database, shown_by="durable pauses") as connection:
         was = paused.resume(connection, what, name, by=by)
     if as_json:
         out.answer({"what": what, "name": name, "was_paused": was})

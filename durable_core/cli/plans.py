@@ -14,11 +14,10 @@ from sqlalchemy import Connection
 from durable_core import plans as core
 from durable_core.claims import journal
 from durable_core.cli.acts import Duration
-from durable_core.cli.database import reading
+from durable_core.cli.database import reading, writing
 from durable_core.cli.find import one_row
 from durable_core.cli.output import Output, instant, note, span
 from durable_core.cli.where import Where, options
-from durable_core.database.migrate import check
 from durable_core.deliveries.read import now as clock
 from durable_core.errors import NotFound
 from durable_core.plans.read import MOST_PER_PAGE
@@ -142,8 +141,7 @@ def approve(where: Where, plan_id: str, digest: str, by: str, reason: str | None
         raise click.UsageError(
             f"--digest takes {SHORTEST_DIGEST} characters at least: copy it from `durable plans show`."
         )
-    with where.database() as (database, _), database.transaction() as connection:
-        check(connection)
+    with where.database() as (database, _), writing(database) as connection:
         plan = core.get(connection, _named(connection, plan_id))
         if not plan.digest.startswith(digest.lower()):
             raise StalePlan(plan.id)
@@ -160,8 +158,7 @@ def approve(where: Where, plan_id: str, digest: str, by: str, reason: str | None
 @click.pass_obj
 def reject(where: Where, plan_id: str, by: str, reason: str | None, as_json: bool) -> None:
     """Say no to a pending plan. Exit 5 when it is decided or expired."""
-    with where.database() as (database, _), database.transaction() as connection:
-        check(connection)
+    with where.database() as (database, _), writing(database) as connection:
         row_id = _named(connection, plan_id)
         core.reject(connection, row_id, by=by, reason=reason)
     _told(as_json, row_id, "rejected")
@@ -176,8 +173,7 @@ def reject(where: Where, plan_id: str, by: str, reason: str | None, as_json: boo
 @click.pass_obj
 def release(where: Where, plan_id: str, by: str, reason: str, as_json: bool) -> None:
     """Let the sweeps see a plan again that one failed on and held back. Mend the cause first."""
-    with where.database() as (database, _), database.transaction() as connection:
-        check(connection)
+    with where.database() as (database, _), writing(database) as connection:
         row_id = _named(connection, plan_id)
         core.release(connection, row_id, by=by, reason=reason)
     _told(as_json, row_id, "released")
@@ -200,8 +196,7 @@ def compensate(where: Where, plan_id: str, by: str, expires: float | None, as_js
     with where.database() as (database, durable):
         if durable is not None:
             durable.app.loader.import_default_modules()
-        with database.transaction() as connection:
-            check(connection)
+        with writing(database) as connection:
             how: dict[str, Any] = {} if expires is None else {"expires": expires}
             made = core.compensate(connection, _named(connection, plan_id), by=by, **how)
     if as_json:

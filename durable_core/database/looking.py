@@ -38,7 +38,7 @@ def looking(
     Until it is connected, the host's own bounds hold. With `aside` ours does too, and NoAnswer is raised; but the
     thread that waits is left behind, so that is for a process that ends soon.
     """
-    connection = _connected(database, answer_seconds) if aside else database.engine.connect()
+    connection = connected(database, answer_seconds) if aside else database.engine.connect()
     level = "REPEATABLE READ" if snapshot else "READ COMMITTED"
     with (
         connection.execution_options(isolation_level=level),
@@ -49,7 +49,7 @@ def looking(
         yield connection
 
 
-def _connected(database: Database, seconds: float) -> Connection:
+def connected(database: Database, seconds: float) -> Connection:
     """
     A connection, or NoAnswer. The driver bounds no more than the greeting, and a host's engine that at 130 s; the
     questions that SQLAlchemy asks of a new server have no bound.
