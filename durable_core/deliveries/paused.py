@@ -9,10 +9,12 @@ from typing import Literal
 from durable_core.database.statements import beside
 from durable_core.database.transactions import Transaction, checked, run
 from durable_core.deliveries.options import QUEUE_RULE, in_utc, is_queue, who_or_why
-from durable_core.errors import InvalidOption
+from durable_core.errors import InvalidOption, RowBusy
 from durable_core.kinds import checked_name
 
 _statements = beside(__file__)
+
+_TRIES = 3
 
 What = Literal["queue", "kind"]
 
@@ -37,14 +39,19 @@ def pause(
 
     What runs goes on. What waits keeps its place, and what expires meanwhile expires. A second pause of the same
     replaces the first. The hole: a claim that is being made at this very moment may still come through. A kind is
-    paused under the name its rows have. Raises InvalidOption.
+    paused under the name its rows have. Raises InvalidOption, and RowBusy where others pause the same all the while.
     """
     _checked(what, name)
-    rows = run(
-        checked(tx), _statements.pause, what=what, name=name, by=who_or_why("pause", "by", by),
-        reason=who_or_why("pause", "reason", reason), until=None if until is None else in_utc("pause", "until", until),
-    )  # fmt: skip
-    return Pause(**rows[0])
+    told = {
+        "what": what, "name": name, "by": who_or_why("pause", "by", by),
+        "reason": who_or_why("pause", "reason", reason),
+        "until": None if until is None else in_utc("pause", "until", until),
+    }  # fmt: skip
+    for _ in range(_TRIES):
+        rows = run(checked(tx), _statements.pause, **told)
+        if rows:
+            return Pause(**rows[0])
+    raise RowBusy("pause", name, what)
 
 
 def resume(tx: Transaction, what: What, name: str, *, by: str) -> bool:

@@ -1,7 +1,8 @@
 -- name: pause
 -- before: paused or not
--- after:  paused from now on; the pause before, if any, is ended and stays as history
--- locks:  the pause in force
+-- after:  paused from now on; the pause before, if any, is ended and stays as history; no row back where another pause
+--         of the same has just been committed, which the next statement sees
+-- locks:  the pause in force; one that another open transaction writes is waited for
 with ended as (
     update durable.pauses p
     set ended_at = durable.durable_now(),
@@ -12,6 +13,7 @@ with ended as (
 insert into durable.pauses (what, name, by_whom, reason, until)
 select cast(:what as text), cast(:name as text), cast(:by as text), cast(:reason as text), cast(:until as timestamptz)
 from (select count(*) from ended) as after_the_end
+on conflict (what, name) where ended_at is null do nothing
 returning what, name, by_whom as by, reason, since, until
 
 -- name: resume
