@@ -42,8 +42,8 @@ class StalePlan(DurableError):
 
     def __str__(self) -> str:
         return (
-            f"plan {self.plan_id} has another digest than the one that was approved: look at it again, and approve "
-            "what it says. Nothing was written."
+            f"plan {self.plan_id} has another digest than the one that you name, so it says something else than what "
+            "you saw: look at it again, and approve what it says. Nothing was written."
         )
 
 

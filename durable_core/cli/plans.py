@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from sqlalchemy import Connection
 
+from durable_core import kinds
 from durable_core import plans as core
 from durable_core.claims import journal
 from durable_core.cli.acts import Duration
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 SHORTEST_DIGEST = 12
 """Characters of a digest that name it on the command line: fewer would be guessed, or found, too easily."""
 SHOWN_RATIONALE = 1000
+STEP_LINES = 4
+"""Of a step below its kind: around a change in one of them the diff shows so many, and the kind is among them."""
 JOURNAL_LINES = 200
 
 
@@ -276,14 +279,23 @@ def _words(step: StepOf) -> list[str]:
     """What a step says: its kind first, which is the code that will run, and its proposer's words after that."""
     words = [step.kind]
     words.append(f"arguments: {json.dumps(step.shown_arguments, ensure_ascii=False, sort_keys=True)}")
-    if step.target is not None:
-        named = "" if step.target.name is None else f", named {step.target.name}"
-        words.append(f"target: {step.target.kind} {step.target.id} at version {step.target.version}{named}")
+    words.append(f"target: {_target(step)}")
     if step.label is not None:
         words.append(f"its proposer calls it: {step.label}")
     if step.rationale is not None:
         words.append(f"and says why: {_cut(step.rationale)}")
     return words
+
+
+def _target(step: StepOf) -> str:
+    """What the step was reviewed against, and whose word it is that this is what it writes to."""
+    target, kind = step.target, kinds.plan_steps.find(step.kind)
+    if target is None:
+        return "none was reviewed, so none is compared"
+    named = "" if target.name is None else f", which its proposer calls {target.name}"
+    loose = kind is not None and kind.changes.of_arguments is None
+    unsure = "; nothing ties it to the arguments, so compare them" if loose else ""
+    return f"{target.kind} {target.id} at version {target.version}{named}{unsure}"
 
 
 def _cut(text: str) -> str:
@@ -313,7 +325,7 @@ def _facts(plan: Plan, now: datetime, why: list[str]) -> list[tuple[str, str | N
             None if plan.rejected_by is None else f"by {plan.rejected_by}: {plan.rejected_reason or 'no reason'}",
         ),
         ("finished", None if plan.finished_at is None else instant(plan.finished_at)),
-        ("approval", "its proposer may approve it" if plan.self_approval else "by somebody else than its proposer"),
+        ("approval", _approval(plan)),
         ("digest", plan.digest),
     ]
 
@@ -326,26 +338,34 @@ def _expires(plan: Plan, now: datetime) -> str:
 
 
 def _diff(before: Plan | None, plan: Plan) -> list[str] | None:
-    """The steps and grants of this plan beside those of the one before it, as a unified diff; None without one."""
+    """
+    The steps and grants of this plan beside those of the one before it, as a unified diff; None without one.
+
+    Steps have no numbers here, or one more at the top would change them all.
+    """
     if before is None:
         return None
     old, new = _steps_alone(before), _steps_alone(plan)
-    return list(difflib.unified_diff(old, new, fromfile=before.id, tofile=plan.id, lineterm=""))
+    return list(difflib.unified_diff(old, new, fromfile=before.id, tofile=plan.id, lineterm="", n=STEP_LINES))
 
 
 def _steps_alone(plan: Plan) -> list[str]:
-    lines = [f"risk: {plan.risk}", f"scopes: {', '.join(plan.scopes) or 'none'}"]
-    for index, step in enumerate(plan.steps):
+    lines = [f"risk: {plan.risk}", f"scopes: {', '.join(plan.scopes) or 'none'}", f"approval: {_approval(plan)}"]
+    for step in plan.steps:
         first, *rest = _words(step)
-        lines += [f"{index + 1}. {first}", *(f"     {words}" for words in rest)]
+        lines += [f"step {first}", *(f"     {words}" for words in rest)]
     return lines
+
+
+def _approval(plan: Plan) -> str:
+    return "its proposer may approve it" if plan.self_approval else "by somebody else than its proposer"
 
 
 def _print_diff(out: Output, before: Plan | None, diff: list[str] | None) -> None:
     if before is None:
         out.line("no other proposal of its origin came before it")
     elif not diff:
-        out.line(f"its steps, scopes and risk are those of {before.id}, the proposal before it")
+        out.line(f"its steps, scopes, risk and approval are those of {before.id}, the proposal before it")
     for line in diff or ():
         out.line(line)
     out.line()

@@ -46,7 +46,8 @@ def get(tx: Transaction, plan_id: str, *, origin: str | None = None) -> Plan:
 
     One whose time is over is healed in the same transaction: pending or approved to expired; one that was interrupted
     to failed, or to executed where all its receipts are there. One whose row somebody has locked is left alone, and so
-    is everything where the transaction is read-only. Raises NotFound, for a plan of another `origin` too.
+    is everything where the transaction is read-only or its role may not write. Raises NotFound, for a plan of another
+    `origin` too.
     """
     return carried(checked(tx), _got(checked_id(plan_id), origin))
 

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.cli.conftest import error_of, value_of
-from tests.core.plan_shop import rename
+from tests.core.plan_shop import product_of, rename
 
 EVIL = "fine\u202egnihton\u200b" + "\n" * 50 + "2. product.delete"
 
@@ -27,9 +27,10 @@ def test_a_plan_is_shown_whole_and_no_text_of_its_steers_the_terminal_or_hides_a
     assert lines[0] == "2 steps:"
     assert lines[1] == f"1. {made.steps[0].kind}"
     assert '"name": "Oak\\u202e\\u001b[2J"' in lines[2]
-    assert lines[3].strip() == "target: product 7 at version 3"
+    assert lines[3].strip() == "target: product 7 at version 3; nothing ties it to the arguments, so compare them"
     assert lines[5] == f"2. {made.steps[1].kind}"
-    assert "its proposer calls it: Note it" in lines[7]
+    assert lines[7].strip() == "target: none was reviewed, so none is compared"
+    assert "its proposer calls it: Note it" in lines[8]
     for dangerous in ("\u202e", "\u200b", "\x1b"):
         assert dangerous not in shown.output
     assert "\\u202e" in shown.stdout
@@ -100,11 +101,33 @@ def test_what_changed_since_the_proposal_before_is_shown(durable, shop, made):
     second = shop.propose(kind.planned(3), origin="chat 1", risk="high", scopes={"catalog:write"})
     shown = durable("plans", "show", second.id, "--diff").stdout
     assert f"--- {made.id}" in shown
-    assert f"+1. {kind.name}" in shown
-    assert f"-1. {made.steps[0].kind}" in shown
+    assert f"+step {kind.name}" in shown
+    assert f"-step {made.steps[0].kind}" in shown
     assert "\u202e" not in shown
     third = shop.propose(kind.planned(3), origin="chat 1", risk="high", scopes={"catalog:write"})
     assert f"are those of {second.id}" in durable("plans", "show", third.id, "--diff").stdout
+
+
+def test_a_step_more_at_the_top_is_the_one_difference_and_a_changed_line_is_seen_with_its_step(durable, shop):
+    kind, plain = shop.step(rename, target=product_of), shop.step()
+    shop.product()
+    how = {"origin": "chat 1", "self_approval": False}
+    step = kind.planned(7, name="Oak", version=3, label="Rename it", rationale="it is an oak")
+    shop.propose(step, plain.planned(2), **how)
+    more = shop.propose(plain.planned(1), step, plain.planned(2), **how)
+    diff = value_of(durable("plans", "show", more.id, "--json"))["diff"]
+    changed = [line for line in diff[2:] if line[0] in "+-"]
+    assert changed[0] == f"+step {plain.name}"
+    assert all(line[0] == "+" for line in changed)
+    assert len(changed) == 3
+    reworded = kind.planned(7, name="Oak", version=3, label="Rename it", rationale="it is no ash")
+    last = shop.propose(plain.planned(1), reworded, plain.planned(2), origin="chat 1", self_approval=True)
+    diff = value_of(durable("plans", "show", last.id, "--json"))["diff"]
+    assert "-approval: by somebody else than its proposer" in diff
+    assert "+approval: its proposer may approve it" in diff
+    assert f" step {kind.name}" in diff[: diff.index("-     and says why: it is an oak")]
+    shown = durable("plans", "show", last.id).stdout
+    assert "target: product 7 at version 3\n" in shown
 
 
 def test_the_report_says_what_became_of_each_step_and_outputs_when_asked(durable, shop, worker):

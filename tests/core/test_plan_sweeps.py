@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import text
 
-from durable_core import IllegalMove, kinds, plans, sweeps
+from durable_core import IllegalMove, deliveries, kinds, plans, sweeps
 from durable_core.claims import claim as protocol
 from durable_core.claims.claim import Holder
 from durable_core.claims.heartbeat import Heartbeat
@@ -280,6 +280,28 @@ def test_a_row_that_is_still_locked_by_its_backend_is_not_given_back(shop, datab
 
 
 # --- dispatch --------------------------------------------------------------------------------------
+
+
+def test_a_pause_stops_a_plan_between_two_steps_and_its_end_is_that_of_its_window(
+    shop, worker, database, engine, clock
+):
+    """As the how-to says it: what is done stays done, and after the pause nothing of it runs."""
+    first, second = shop.step(), shop.step()
+    plan = shop.approved(first.planned(1), second.planned(2), expires=60)
+    begun = shop.approved(second.planned(3), expires=60)
+    shop.run(worker, plan)
+    with engine.begin() as tx:
+        deliveries.pause(tx, "kind", second.name, by="dana", reason="the wrong customer")
+    assert [shop.run(worker, one)[0].outcome for one in (plan, begun)] == [Outcome.NOTHING_TO_DO] * 2
+    clock.advance(61)
+    assert (sweep.reap(database), sweep.expire(database)) == (1, 1)
+    with engine.begin() as tx:
+        deliveries.resume(tx, "kind", second.name, by="dana")
+    assert [shop.run(worker, one)[0].outcome for one in (plan, begun)] == [Outcome.NOTHING_TO_DO] * 2
+    assert [(row.state, row.error_code) for row in (shop.raw(plan.id), shop.raw(begun.id))] == [
+        ("failed", "INTERRUPTED"), ("expired", "EXPIRED"),
+    ]  # fmt: skip
+    assert (shop.effects(plan.id), shop.effects(begun.id)) == (["0:1"], [])
 
 
 @pytest.mark.spec("plans", 22)
