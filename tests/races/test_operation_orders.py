@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from durable_core import IdempotencyConflict, KeyInFlight, OperationInFlight, deliveries, operations
 from durable_core.claims.claim import Holder
@@ -448,6 +449,21 @@ def test_a_key_whose_writer_commits_between_the_two_looks_is_given_back(
         second.commit()
     with engine.connect() as tx:
         assert len(operations.page(tx)) == 1
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_doubt_waits_for_the_report_that_it_is_about(engine, other_engine, reset, made, commits):
+    row_id = made("issuing")
+    with engine.connect() as owner, other_engine.connect() as doubting:
+        reporting = Settle(owner, reset, row_id)
+        reporting.do()
+        assert reporting.won
+        with pytest.raises(DBAPIError, match="lock timeout"):
+            run(doubting, report._statements.resolve, id=row_id, lock_timeout="50ms")
+        doubting.rollback()
+        owner.commit() if commits else owner.rollback()
+        (seen,) = run(doubting, report._statements.resolve, id=row_id, lock_timeout="5s")
+        assert (seen["state"], seen["settled_fence"]) == (("succeeded", 1) if commits else ("running", 0))
 
 
 def test_a_pause_that_comes_between_the_look_and_the_claim_holds_the_claim(engine, reset, made):
