@@ -30,8 +30,9 @@ PLANS = "test_plan_races.py"
 STEP = f"{PLANS}::test_whatever_the_order_of_a_step_and_a_heal_one_of_them_decides"
 SHUTDOWN = f"{PLANS}::test_whatever_the_order_of_a_step_a_shutdown_and_the_next_owner_the_effect_is_there_once"
 
-LATER = "no race: the races of plans are written beside them"
-"""Of plans, what is raced in no test here yet."""
+PLAN_ORDERS = "test_plan_orders.py::test_of_two_acts_at_once_each_is_whole_or_nothing"
+READ_HEALS = f"{PLANS}::test_a_read_heals_beside_a_sweep_that_has_the_row_without_waiting"
+READ_EXPIRES = f"{PLANS}::test_a_read_expires_beside_a_sweep_that_has_the_row_without_waiting"
 
 RACED = {
     "deliveries/attempt.sql: take": f"{CLAIMS}::test_a_row_locked_elsewhere_is_skipped_and_not_waited_for",
@@ -99,15 +100,18 @@ RACED = {
         OPERATIONS,
     ),
     "operations/report.sql: resolve": "test_operation_orders.py::test_a_doubt_waits_for_the_report_that_it_is_about",
+    "operations/sweep.sql: to_ask": "no race: it locks nothing; two at once hint twice, and `ask_to_cancel` decides",
     "operations/start.sql: insert": "test_operation_orders.py::test_of_two_starts_at_once_one_comes_to_be",
     "plans/attempt.sql: take": f"{PLANS}::test_a_claim_meets_another_claim",
     "plans/attempt.sql: keep": f"{PLANS}::test_a_beat_skips_a_row_that_somebody_has_and_renews_the_others",
     "plans/attempt.sql: lock": STEP,
     "plans/attempt.sql: settle": STEP,
-    "plans/attempt.sql: remark_stale": LATER,
-    "plans/attempt.sql: wait_for_handler": LATER,
+    "plans/attempt.sql: remark_stale": PLAN_ORDERS,
+    "plans/attempt.sql: wait_for_handler": PLAN_ORDERS,
     "plans/compensate.sql: compensable": f"{PLANS}::test_two_compensations_of_one_plan_at_once_are_one",
     "plans/heal.sql: stale": f"{PLANS}::test_two_heals_at_once_move_a_row_once",
+    "plans/heal.sql: stale_one": READ_HEALS,
+    "plans/heal.sql: overdue_one": READ_EXPIRES,
     "plans/heal.sql: heal": f"{PLANS}::test_two_heals_at_once_move_a_row_once",
     "plans/heal.sql: overdue": f"{PLANS}::test_an_approved_plan_is_claimed_or_expired_and_never_both",
     "plans/heal.sql: expire": f"{PLANS}::test_an_approved_plan_is_claimed_or_expired_and_never_both",
@@ -120,11 +124,11 @@ RACED = {
     "plans/sweep.sql: mark": f"{PLANS}::test_a_claim_does_not_wait_for_the_dispatch_that_marks_its_row",
     "plans/sweep.sql: owned": SHUTDOWN,
     "plans/sweep.sql: give_back": SHUTDOWN,
-    "plans/sweep.sql: old": LATER,
-    "plans/sweep.sql: prune": LATER,
-    "plans/sweep.sql: prune_journal": LATER,
+    "plans/sweep.sql: old": PLAN_ORDERS,
+    "plans/sweep.sql: prune": PLAN_ORDERS,
+    "plans/sweep.sql: prune_journal": PLAN_ORDERS,
     "plans/unsettled.sql: release": f"{PLANS}::test_a_release_meets_a_heal",
-    "plans/unsettled.sql: resolve": LATER,
+    "plans/unsettled.sql: resolve": PLAN_ORDERS,
 }  # fmt: skip
 
 

@@ -273,6 +273,17 @@ def test_a_read_heals_beside_a_sweep_that_has_the_row_without_waiting(shop, engi
     assert shop.get(plan.id).state == "failed"
 
 
+def test_a_read_expires_beside_a_sweep_that_has_the_row_without_waiting(shop, engine, other_engine, clock):
+    plan = shop.propose(shop.step().planned(1))
+    clock.advance(901)
+    with other_engine.connect() as one, engine.begin() as two:
+        run(one, heal.statements.overdue, limit=10)
+        two.execute(IMPATIENT)
+        assert plans.get(two, plan.id).state == "pending"
+        one.rollback()
+    assert shop.get(plan.id).state == "expired"
+
+
 def test_two_dispatches_at_once_hint_each_step_once(shop, engine, other_engine, clock):
     kind = shop.step()
     made = {shop.approved(kind.planned(n)).id for n in range(6)}
