@@ -15,6 +15,8 @@ from durable_core.operations.statuses import LONGEST_ID
 from durable_core.secrets import MASK, looks_secret
 
 LONGEST = 300
+SHORT = 12
+"""Of a word that is joined to others no part is longer."""
 READ = 4000
 """More of an error's text is not looked at."""
 
@@ -30,6 +32,23 @@ _NAMED = re.compile(
 )
 _EQUALS = re.compile(r"(?P<name>[\w\-.]+['\"]?\s?=\s?)(?:\"[^\"]*\"?|'[^']*'?|[^\s'\",;]+)")
 """`name=value`: the name is the code's, the value is the other side's."""
+_CALLED = re.compile(
+    r"\b(?P<name>(?:\w[\w\-]*[_\-])?(?i:key|token|secret|operation|id)(?i:s)?|\w*[a-z](?:Key|Token|Secret|Operation|Id|ID)s?)"
+    r"(?P<between>[\s:=#'\"(]+(?:(?:is|was)\s+['\"]?)?)"
+    r"(?!(?i:api|key|token|secret|operation|id)(?i:s)?(?![\w\-]))(?P<value>\w[\w\-.~+/=]*)"
+)
+"""A word that an id or a token follows: `operation oak`, `api key: oak`."""
+_SAID_OF_IT = re.compile(
+    r"(?:a|aborted|allowed|already|and|any|are|as|at|be|been|busy|but|by|can|canceled|cancelled|"
+    r"cannot|changed|closed|code|completed|conflict|could|denied|did|disabled|do|does|error|exists|"
+    r"expired|failed|finished|for|found|from|gone|had|has|have|in|incorrect|invalid|is|it|its|"
+    r"known|limit|locked|mismatch|missing|must|no|none|not|of|on|or|permitted|rejected|required|"
+    r"refused|reused|revoked|running|should|status|still|stopped|that|the|this|timed|timeout|to|too|"
+    r"unavailable|unknown|unsupported|used|was|when|which|with|without|wrong|you|your)"
+    r"[.\-]*",
+    re.I,
+)
+"""What may follow such a word, and is neither."""
 _BEARER = re.compile(r"\b(bearer|basic|token)\s+\S+", re.I)
 _WORD = re.compile(r"[^\W_][\w\-.~+/=]*")
 _SECONDS = re.compile(r"(?<![\w.\-])\d{1,6}(?:\.\d{1,6})?\s?(?:ms|s|sec|secs|seconds?|min|minutes?|hours?)\b")
@@ -40,15 +59,16 @@ _SAID = re.compile(
 _NUMBER = re.compile(r"(?<![\w.\-])([1-5]\d\d)(?=[\s:,]+([a-z]+))", re.I)
 _ASIDE = 0xF0000
 """From here on characters are nobody's: each stands for what is set aside meanwhile. No text that is read has one."""
-_CODE = re.compile(r"HTTP_[1-5]\d\d|[A-Za-z]{1,24}(?:[_\-.][A-Za-z]{1,24}){0,3}")
+_CODE = re.compile(r"HTTP_[1-5]\d\d|[A-Z]{1,24}(?:[_\-.][A-Z]{1,24}){0,3}")
 
 
 def sanitised(said: str, ids: Iterable[str] = ()) -> str:
     """
     One line of at most 300 characters: of a URL the host, of what is called by a name or has a digit in it nothing.
 
-    A status of HTTP and a duration stay. `ids` are left out as whole words, and wherever they stand if they are no mere
-    letters.
+    Nor of a word that follows `key` or `operation`, and of one that is not written as words are. The hole: an id or a
+    token of letters alone that looks like a word, and follows none of these, stays. So do a status of HTTP and a
+    duration. `ids` are left out as whole words, and wherever they stand if they are no mere letters.
     """
     text = clean_text(said[:READ].strip(), READ)
     text = _without(next(iter(text.splitlines()), ""), ids)
@@ -67,10 +87,11 @@ def sanitised(said: str, ids: Iterable[str] = ()) -> str:
     text = _BEARER.sub(lambda found: f"{found[1]} {MASK}", text)
     text = _without_named(text)
     text = _EQUALS.sub(lambda found: f"{found['name']}{MASK}", text)
+    text = _CALLED.sub(_without_what_follows, text)
     for measure in (_SECONDS, _SAID):
         text = measure.sub(lambda found: keep(found[0]), text)
     text = _NUMBER.sub(lambda found: keep(found[1]) if _is_status(found[1], found[2]) else found[1], text)
-    text = _WORD.sub(lambda found: found[0] if _tells_nothing(found[0]) else MASK, text)
+    text = _WORD.sub(lambda found: found[0] if _is_plain(found[0]) else MASK, text)
     return _cut("".join(kept[ord(c) - _ASIDE] if ord(c) >= _ASIDE else c for c in text).strip(" :,;-"))
 
 
@@ -86,7 +107,7 @@ def of_error(error: BaseException, ids: Iterable[str] = ()) -> str:
 
 
 def code_of(code: str, otherwise: str) -> str:
-    """A code that a handler named, where it is words of letters or a status of HTTP: with a digit it may be an id."""
+    """A code that a handler named, where it is words of upper-case letters or a status of HTTP: others may be ids."""
     return code if _CODE.fullmatch(code) else otherwise
 
 
@@ -110,6 +131,10 @@ def _without_named(text: str) -> str:
     return "".join(kept) + text[at:]
 
 
+def _without_what_follows(found: re.Match[str]) -> str:
+    return found[0] if _SAID_OF_IT.fullmatch(found["value"]) else f"{found['name']}{found['between']}{MASK}"
+
+
 def _telling(host: str) -> str:
     """A host's name tells where; one that carries an id in a label is cut to the rest."""
     if _ADDRESS.fullmatch(host):
@@ -130,6 +155,17 @@ def _is_status(number: str, word: str) -> bool:
 def _tells_nothing(word: str) -> bool:
     """Whether a word is no id and no token: letters alone, and not too many."""
     return not any(c.isdigit() for c in word) and all(len(part) <= 24 for part in re.split(r"[\-_./~+=]", word))
+
+
+def _is_plain(word: str) -> bool:
+    """Whether it may stand in a sentence: written as words are, and of joined ones two or three short ones."""
+    parts = [part for part in re.split(r"[\-_./~+=]", word) if part]
+    joined = [part for part in re.split(r"[\-_]", word) if part]
+    return (
+        _tells_nothing(word)
+        and all(part in (part.lower(), part.upper(), part.capitalize()) for part in parts)
+        and (len(joined) < 2 or (len(joined) <= 3 and all(len(part) <= SHORT for part in joined)))
+    )
 
 
 def _cut(text: str, longest: int = LONGEST) -> str:

@@ -11,7 +11,8 @@ from durable_core.secrets import MASK
 
 SECRETS = (
     "hunter2", "s3cr3t", "op-77", "eyJhbGciOiJIUzI1NiJ9", "sk_live_4242abcd", "0198c0de-aaaa-7bbb-8ccc-1234567890ab",
-    "4242424242", "AbCdEfGhIjKlMnOpQrStUvWxYzAbCd", "correcthorse", "abcdefgh", "hunter",
+    "4242424242", "abcdEFGHijkl", "abcdefghijklmnop", "abcdef", "ghijk",
+    "AbCdEfGhIjKlMnOpQrStUvWxYzAbCd", "correcthorse", "abcdefgh", "hunter",
 )  # fmt: skip
 
 
@@ -37,6 +38,19 @@ SECRETS = (
         "bad answer: b'op-77 correcthorse'",
         "bad answer: <html>op-77 correcthorse</html>",
         "first line\nop-77 correcthorse",
+        "invalid key: abcdEFGHijkl",
+        "api key abcdefghijklmnop invalid",
+        "the Key is 'abcdefghijklmnop'",
+        "operation op-abcdef-ghijk not found",
+        "operation (abcdef) not found",
+        "no such resource op-abcdef-ghijk-oak",
+        "no such resource sk_live_abcdefghijklmnop",
+        "idempotency-key abcdefghijklmnop was used",
+        "operationId: abcdef",
+        "operation key abcdef is gone",
+        "operation id: abcdef",
+        "id abcdef is gone, ids abcdef",
+        "abcdEFGHijkl is invalid",
     ],
 )
 def test_no_secret_and_no_id_is_kept_of_an_errors_text(text):
@@ -54,6 +68,12 @@ def test_what_helps_is_kept():
     found = of_error(ConnectionError("GET https://api.example.com/v1/branches?x=1 said 503: service unavailable"))
     assert found == "ConnectionError: GET https://api.example.com said 503: service unavailable"
     assert sanitised("the bad word is the password") == "the bad word is the password"
+    for told in (
+        "the operation was not found", "Operation timed out", "operation is not allowed: read-only branch",
+        "invalid API key", "Service Unavailable, try-again-later", "key not known", "the id does not exist",
+        "operation http://oak.example.com",
+    ):  # fmt: skip
+        assert sanitised(told) == told
     assert of_error(ValueError()) == "ValueError"
     assert len(sanitised("word " * 1000)) <= LONGEST
 
@@ -103,7 +123,7 @@ def test_a_number_and_a_named_value_of_the_other_side_are_not(text, kept):
     assert sanitised(text) == kept
 
 
-@pytest.mark.parametrize("code", ["QUOTA_EXCEEDED", "insufficient.funds", "no-way", "HTTP_404", "Busy"])
+@pytest.mark.parametrize("code", ["QUOTA_EXCEEDED", "INSUFFICIENT.FUNDS", "NO-WAY", "HTTP_404", "BUSY"])
 def test_a_code_of_words_is_kept(code):
     assert code_of(code, "CALL_FAILED") == code
 
@@ -118,17 +138,20 @@ def test_a_code_of_words_is_kept(code):
         "HTTP_4040",
         "token=abc",
         "the branch is busy",
-        "a" * 25,
+        "A" * 25,
+        "sk_live_abcdefghijklmnop",
+        "insufficient.funds",
+        "Busy",
         "QUOTA\n",
         "X_" * 60,
-        "oak/ash",
+        "OAK/ASH",
     ],
 )
 def test_a_code_that_may_be_an_id_or_a_text_is_not(code):
     assert code_of(code, "CALL_FAILED") == "CALL_FAILED"
 
 
-ORDINARY = ("the", "branch", "is", "busy", "and", "refused", "its", "operation", "of", "other", "side", "again")
+ORDINARY = ("the", "branch", "is", "busy", "and", "refused", "its", "call", "of", "other", "side", "again")
 IDS = st.one_of(
     st.text("abcdefgXYZ", min_size=1, max_size=6),
     st.integers(0, 99999).map(str),
