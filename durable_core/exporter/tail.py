@@ -141,14 +141,22 @@ class Tails:
 
     def operations_ended(self, connection: Connection) -> None:
         """Count the operations that ended since, and those of their polls that were not counted while they ran."""
-        place = self._place("operations_ended", connection, LAST_ID)
-        if place is None or self.polled is None:
+        if self.polled is None:
             return
-        rows = run(
-            connection, _statements.operations_ended, at=place.at, id=place.id, limit=self.batch,
-            lag_seconds=LAG_SECONDS,
+        place = self._place("operations_ended", connection, LAST_ID)
+        if place is not None:
+            self._told("operations_ended", self._ended(connection, place, LAG_SECONDS), self._one_operation, LAST_ID)
+        elif "operations_ended" in self.places:
+            # What has ended in the lag is counted at the next looks, and was polled before this one.
+            for row in self._ended(connection, self.places["operations_ended"], 0.0):
+                if row["kind"] is not None:
+                    self.polled.setdefault(row["id"], (row["answered"], row["unanswered"]))
+
+    def _ended(self, connection: Connection, after: Place, lag_seconds: float) -> list[Row]:
+        return run(
+            connection, _statements.operations_ended, at=after.at, id=after.id, limit=self.batch,
+            lag_seconds=lag_seconds,
         )  # fmt: skip
-        self._told("operations_ended", rows, self._one_operation, LAST_ID)
 
     def _one_operation(self, row: Row) -> None:
         assert self.polled is not None

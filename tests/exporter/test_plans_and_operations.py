@@ -159,6 +159,25 @@ def test_polls_that_were_made_before_the_exporter_began_are_not_counted(
     assert page().all(POLLS) == {(reset.name, "answered"): 2}
 
 
+def test_nor_are_those_of_an_operation_that_ended_just_before_it_began(reset, remote, start, look, database, clock):
+    begun = start(reset)
+    look(reset, begun.id)
+    remote.set("working")
+    for _ in range(2):
+        look(reset, begun.id, after=5)
+    remote.set("done")
+    assert look(reset, begun.id, after=5).outcome is Outcome.SUCCEEDED
+    clock.advance(seconds=5)
+    second = Observer(database)
+    second.observe()
+    clock.advance(seconds=tail.LAG_SECONDS)
+    second.observe()
+    shown = Page(second)
+    assert shown.all("durable_operations_ended_total") == {(reset.name, "succeeded"): 1}
+    assert shown.all(POLLS) == {}
+    assert second.tails.polled == {}
+
+
 def test_a_poll_that_is_under_way_is_not_counted_yet(reset, remote, start, look, page):
     begun = start(reset)
     look(reset, begun.id)
