@@ -236,10 +236,16 @@ def act_on_chosen(
         return exits.OK
     if not yes:
         _ask(act, chosen.count, chosen.sample)
-    with answering():
-        moved = bulk.act_on_all(
-            database.bounded(room.ANSWER_SECONDS), act, which, rate=rate,
-            progress=lambda moved: note(f"{moved.done:,} {act.done}"), **how,
+    moved = bulk.Moved()
+
+    def progress(so_far: bulk.Moved) -> None:
+        nonlocal moved
+        moved = so_far
+        note(f"{moved.done:,} {act.done}")
+
+    with answering(so_far=lambda: f"{moved.done:,} {act.done}"):
+        bulk.act_on_all(
+            database.bounded(room.ANSWER_SECONDS), act, which, rate=rate, progress=progress, **how
         )  # fmt: skip
     if out.as_json:
         out.answer({"dry_run": False, "chosen": chosen.count, "sample": chosen.sample, **asdict(moved)})

@@ -92,8 +92,14 @@ def writing(database: Database, *, undo: bool = False, shown_by: str = JOURNAL) 
 
 
 @contextmanager
-def answering(may_be_done: Callable[[], bool] = lambda: True, shown_by: str = JOURNAL) -> Iterator[None]:
-    """What a database that gives no answer is told as; whether the act may have been done is asked then."""
+def answering(
+    may_be_done: Callable[[], bool] = lambda: True, shown_by: str = JOURNAL, so_far: Callable[[], str] | None = None
+) -> Iterator[None]:
+    """
+    What a database that gives no answer is told as; whether the act may have been done is asked then.
+
+    `so_far` says what the transactions before it have done, where an act has many: they stand.
+    """
     # What the watch logs is said in the sentence.
     logging.getLogger("durable.commit").addHandler(_SAID)
     began = time.monotonic()
@@ -107,6 +113,12 @@ def answering(may_be_done: Callable[[], bool] = lambda: True, shown_by: str = JO
             f"`{shown_by}` shows it."
         ) from error
     except DBAPIError as error:
+        if sqlstate(error) == CANCELED and so_far is not None:
+            raise TooSlow(
+                "the database broke off a statement: by a statement_timeout of yours, or because somebody canceled it. "
+                f"{so_far()} before that, which stands; the transaction that was broken off was rolled back. The same "
+                "command goes on with the rest."
+            ) from error
         if sqlstate(error) == CANCELED:
             raise TooSlow(
                 f"the database did not carry this out within {READ_SECONDS:g} s: it is busy, or somebody has a table "

@@ -2,11 +2,13 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from click.testing import Result
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
+from durable_core.deliveries import bulk
 from durable_core.testing import Made
 from tests.cli.conftest import error_of
 from tests.cli.test_silent import impatient, in_time, relay  # noqa: F401  (fixtures)
@@ -122,3 +124,27 @@ def test_an_act_that_waits_for_a_locked_table_is_given_up_with_nothing_done(
         result = durable(*line)
     assert (result.exit_code, error_of(result)) == (1, "STATEMENT_TIMEOUT")
     assert states(engine) == before
+
+
+def test_an_act_on_many_that_is_broken_off_says_how_many_it_has_done(
+    durable: Run, engine: Engine, make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        make(key=f"k{number}")
+    calls = itertools.count(1)
+    real = bulk.act_on_each
+
+    def slow_at_the_last(tx: Connection, *given: Any, **more: Any) -> Any:
+        if next(calls) == 3:
+            tx.execute(text("set local statement_timeout = 50"))
+            tx.execute(text("select pg_sleep(5)"))
+        return real(tx, *given, **more)
+
+    monkeypatch.setattr(bulk, "BATCH", 1)
+    monkeypatch.setattr(bulk, "act_on_each", slow_at_the_last)
+    result = durable("deliveries", "cancel", "--state", "pending", *WHO)
+    assert (result.exit_code, error_of(result)) == (1, "STATEMENT_TIMEOUT")
+    assert "2 canceled before that, which stands" in result.stderr
+    assert "within 5 s" not in result.stderr
+    with engine.connect() as tx:
+        assert sorted(tx.scalars(text("select state from durable.deliveries"))) == ["canceled", "canceled", "pending"]
