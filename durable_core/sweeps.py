@@ -113,8 +113,8 @@ class _Contract(Protocol):
 
 
 CONTRACTS: tuple[_Contract, ...] = (deliveries, plans, operations)
-HINTED: tuple[deliveries.Hinting, ...] = (plans, operations)
-"""Those whose rows dispatch hints beside the deliveries."""
+HINTED: tuple[deliveries.Hinting, ...] = (plans, operations, operations.POLLS)
+"""Those whose rows dispatch hints beside the deliveries, or counts, as it does the polls."""
 
 
 def holding_pids(database: Database, owner: str) -> set[int]:

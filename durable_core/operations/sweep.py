@@ -16,7 +16,7 @@ from durable_core.claims.each import each
 from durable_core.claims.prune import Prune
 from durable_core.claims.shares import Counted, Share, allot, as_written
 from durable_core.database.connections import Database
-from durable_core.database.statements import beside
+from durable_core.database.statements import Statement, beside
 from durable_core.database.transactions import Row, run
 from durable_core.errors import NotInstalled
 from durable_core.operations.attempt import OUTAGE_SECONDS
@@ -43,8 +43,33 @@ PRUNE_SECONDS = 5.0
 
 
 def due(connection: Connection, cap: int, queues: Collection[str] | None = None) -> Mapping[str, int]:
-    """How many wait for a worker in each queue, or in each of these, to be issued or polled; of `cap` looked at."""
-    rows = run(connection, _statements.due, limit=cap, queues=None if queues is None else list(queues))
+    """How many queued ones wait for a worker in each queue, or in each of these; of at most `cap` looked at."""
+    return _counted(connection, _statements.due, cap, queues)
+
+
+class Polls:
+    """
+    The polls that are due, as the contracts count them whose hints lie in the same queues.
+
+    They count beside the queued ones, not with them: else the polls behind many queued ones would have no share.
+    """
+
+    def due(self, connection: Connection, cap: int, queues: Collection[str] | None = None) -> Mapping[str, int]:
+        """How many are due in each queue, or in each of these; of at most `cap` looked at."""
+        return _counted(connection, _statements.polls_due, cap, queues)
+
+    def pick(self, connection: Connection, shares: Mapping[str, Share], cap: int) -> list[wakes.Hint]:
+        """None: `poll` hints them, and dispatch counts them."""
+        return []
+
+
+POLLS = Polls()
+
+
+def _counted(
+    connection: Connection, statement: Statement, cap: int, queues: Collection[str] | None
+) -> Mapping[str, int]:
+    rows = run(connection, statement, limit=cap, queues=None if queues is None else list(queues))
     return {row["queue"]: row["rows"] for row in rows}
 
 
@@ -67,15 +92,16 @@ def poll(
     Hint the operations whose poll is due, and the canceled ones of which the other side is to hear; how many hints.
 
     A row has one hint at a time: it is hinted again only after a while, or where its queue is empty, and while its
-    queue holds fewer hints than rows wait there, of the `others` too. A canceled one is hinted whatever lies there.
+    queue holds fewer hints than rows wait there, queued ones and those of the `others` too. A canceled one is hinted
+    whatever lies there.
     Raises what the broker raises.
     """
     carrier = carrier or wakes.carrier()
     if carrier is None:
         raise NotInstalled("no carrier for hints: call durable_core.celery_binding.install(app) first.")
     with database.autocommit() as connection:
-        own = due(connection, cap)
-        theirs = [other.due(connection, cap, own) for other in others] if own else []
+        own = POLLS.due(connection, cap)
+        theirs = [due(connection, cap, own), *(other.due(connection, cap, own) for other in others)] if own else []
     depths = carrier.depths(own) if own else {}
     with database.transaction() as connection:
         canceled = run(

@@ -1,7 +1,7 @@
 -- name: due
--- How many operations wait for a worker in each queue, or in each of these, to be issued or polled; of at most so many
--- looked at. The queue of those alone that nobody may issue now, for a pause or the clock, is there with none: `unhinted`
--- puts them behind the others.
+-- How many queued operations wait in each queue, or in each of these, to be issued; of at most so many looked at, the
+-- longest unhinted first. The queue of those alone that nobody may issue now, for a pause or the clock, is there with
+-- none: `unhinted` puts them behind the others, and so out of what is looked at here.
 with paused as materialized (
     select s.what, s.name
     from durable.pauses s
@@ -11,16 +11,33 @@ select q.queue, w.rows
 from durable.operation_queues() as q (queue)
 cross join lateral (
     select count(*) as seen,
-        -- Only the call is paused; polls go on.
-        cast(count(*) filter (where l.state = 'running' or (
+        cast(count(*) filter (where
             l.start_before > (select durable.durable_now())
             and not exists (
                 select from paused s where s.name = case s.what when 'queue' then q.queue else l.kind end)
-        )) as integer) as rows
+        ) as integer) as rows
     from (
-        select o.kind, o.state, o.start_before
+        select o.kind, o.due_at, o.start_before
         from durable.operations o
-        where (o.state = 'queued' or (o.state = 'running' and o.owner is null))
+        where o.state = 'queued' and o.held_reason is null and o.queue = q.queue
+        order by o.hint_at
+        limit :limit
+    ) as l
+    where l.due_at <= (select durable.durable_now())
+) as w
+where (cast(:queues as text[]) is null or q.queue = any (cast(:queues as text[]))) and w.seen > 0
+
+-- name: polls_due
+-- How many polls are due in each queue, or in each of these; of at most so many looked at. No pause stops a poll. Running
+-- ones are asked for as what waits and is not queued, which is the condition of their index.
+select q.queue, w.rows
+from durable.operation_queues() as q (queue)
+cross join lateral (
+    select cast(count(*) as integer) as rows
+    from (
+        select o.due_at
+        from durable.operations o
+        where (o.state = 'queued' or (o.state = 'running' and o.owner is null)) and o.state <> 'queued'
           and o.held_reason is null
           and o.queue = q.queue
           and o.due_at <= (select durable.durable_now())
@@ -28,7 +45,7 @@ cross join lateral (
         limit :limit
     ) as l
 ) as w
-where (cast(:queues as text[]) is null or q.queue = any (cast(:queues as text[]))) and w.seen > 0
+where (cast(:queues as text[]) is null or q.queue = any (cast(:queues as text[]))) and w.rows > 0
 
 -- name: unhinted
 -- before: due rows, and each queue has room for so many hints
@@ -37,7 +54,8 @@ where (cast(:queues as text[]) is null or q.queue = any (cast(:queues as text[])
 -- locks:  these rows, skipping what others hold
 -- Of a kind that a worker did not know an empty queue says nothing: that worker has emptied it.
 with queue as materialized (
-    select q.queue, q.room, q.empty
+    select q.queue, q.room, q.empty,
+        case when q.empty then cast('infinity' as timestamptz) else (select durable.durable_now()) end as until
     from jsonb_to_recordset(cast(:shares as jsonb)) as q (queue text, room integer, empty boolean)
 ),
 paused as materialized (
@@ -50,7 +68,8 @@ looked_at as materialized (
         row_number() over (partition by q.queue, l.idle order by l.hint_at) as place
     from queue q
     cross join lateral (
-        select w.id, w.hint_at, w.its_time,
+        select w.id, w.hint_at,
+            w.hint_at <= (select durable.durable_now()) as its_time,
             w.state = 'queued' and (
                 w.start_before <= (select durable.durable_now())
                 or exists (select from paused p where p.name = case p.what when 'queue' then q.queue else w.kind end)
@@ -62,21 +81,36 @@ looked_at as materialized (
                 and (w.state = 'running' or coalesce(w.beat_at
                     <= (select durable.durable_now() - make_interval(secs => :precheck_seconds)), true)) as lost
         from (
-            (select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before, true as its_time
+            -- Each state has a window and an index of its own: the queued ones take no place from the polls.
+            (select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before, o.due_at
              from durable.operations o
-             where (o.state = 'queued' or (o.state = 'running' and o.owner is null))
+             where cast(:state as text) = 'queued'
+               and o.state = 'queued'
+               and o.held_reason is null
+               and o.queue = q.queue
+               and o.hint_at <= q.until
+             order by o.hint_at
+             limit :window)
+            union all
+            (select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before, o.due_at
+             from durable.operations o
+             where cast(:state as text) = 'running'
+               and (o.state = 'queued' or (o.state = 'running' and o.owner is null))
+               and o.state <> 'queued'
                and o.held_reason is null
                and o.queue = q.queue
                and o.hint_at <= (select durable.durable_now())
              order by o.hint_at
              limit :window)
             union all
-            select d.*, false
+            select d.*
             from (
-                select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before
+                select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before, o.due_at
                 from durable.operations o
-                where q.empty
+                where cast(:state as text) = 'running'
+                  and q.empty
                   and (o.state = 'queued' or (o.state = 'running' and o.owner is null))
+                  and o.state <> 'queued'
                   and o.held_reason is null
                   and o.queue = q.queue
                   and o.due_at <= (select durable.durable_now())
@@ -85,7 +119,7 @@ looked_at as materialized (
             ) as d
             where d.hint_at > (select durable.durable_now())
         ) as w
-        where w.state = :state
+        where w.due_at <= (select durable.durable_now())
     ) as l
     where l.its_time or (l.lost and not l.idle)
 )

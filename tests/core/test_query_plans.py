@@ -342,13 +342,17 @@ def asked_by_sweeps():
         "plans stale": (heal.statements.stale, {"limit": 500}, 200),
         "plans overdue": (heal.statements.overdue, {"limit": 500}, 200),
         "operations due": (operation.due, counted, 2 * WINDOW + 500),
+        "operations polls due": (operation.polls_due, counted, 2 * WINDOW + 500),
         "operations unhinted, queued": (
             operation.unhinted, {"shares": full, "state": "queued", **look}, 2 * WINDOW + 10 * ROOM + 500,
         ),
         "operations unhinted, running": (
             operation.unhinted, {"shares": full, "state": "running", **look}, 2 * WINDOW + 10 * ROOM + 500,
         ),
-        "operations unhinted, in empty queues": (
+        "operations unhinted, queued in empty queues": (
+            operation.unhinted, {"shares": empty, "state": "queued", **look}, 2 * WINDOW + 10 * ROOM + 500,
+        ),
+        "operations unhinted, running in empty queues": (
             operation.unhinted, {"shares": empty, "state": "running", **look}, 4 * WINDOW + 10 * ROOM + 500,
         ),
         "operations to_ask": (operation.to_ask, {"ask_seconds": 60.0, "again_seconds": 10.0, "limit": 100}, 200),

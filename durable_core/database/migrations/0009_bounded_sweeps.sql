@@ -26,8 +26,13 @@ create index plans_left on durable.plans (continue_until)
 create index plans_overdue on durable.plans (expires_at)
     where state in ('pending', 'approved') and held_reason is null;
 
-create index operations_hint on durable.operations (queue, hint_at)
-    where (state = 'queued' or (state = 'running' and owner is null)) and held_reason is null;
+-- Calls and polls to be hinted, each by an index of its own: many that are queued are not read before the polls. Those
+-- that run are asked for as what waits and is not queued: else the planner might read all that run, by `operations_running`.
+create index operations_calls on durable.operations (queue, hint_at) where state = 'queued' and held_reason is null;
+create index operations_polls on durable.operations (queue, hint_at)
+    where (state = 'queued' or (state = 'running' and owner is null)) and state <> 'queued' and held_reason is null;
+create index operations_polls_due on durable.operations (queue, due_at)
+    where (state = 'queued' or (state = 'running' and owner is null)) and state <> 'queued' and held_reason is null;
 -- Those that are due now, by queue.
 create index operations_due_now on durable.operations (queue, due_at)
     where (state = 'queued' or (state = 'running' and owner is null)) and held_reason is null;
