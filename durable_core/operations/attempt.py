@@ -339,7 +339,9 @@ class _Look:
         )  # fmt: skip
 
     def _ended(self, report: Report, *, seconds: float = 0.0) -> Attempted:
-        row = settle(self.worker, self.claim, self.held, report, seconds=seconds)
+        # No hook waits for longer than the time-out: what is beyond it is a process of ours that stood still.
+        asked = min(time.monotonic() - self.began, self.kind.timeout)
+        row = settle(self.worker, self.claim, self.held, report, asked=asked, seconds=seconds)
         if row is Outcome.CLAIM_LOST:
             remark_refused(self.worker, self.claim, report.move or "poll")
             return self._attempted(Outcome.CLAIM_LOST, "CLAIM_LOST")

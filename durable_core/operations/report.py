@@ -23,7 +23,7 @@ _statements = beside(__file__)
 
 OUTAGE_SECONDS = 30.0
 """A poll that was due for so long, or for half of the patience, and not made: then our own polling had stood still. So
-it had where a poll's report comes so long after its lease."""
+it had where a poll's report comes so long after its lease and the answer of its hook."""
 LONGEST_POLL_PAUSE = 30.0
 """A poll that fails is tried again after so long at most, whatever was before."""
 JITTER = 0.1
@@ -51,11 +51,14 @@ class Report:
     """The journal's word for it; None for a poll that changed no state, which costs no line."""
 
 
-def settle(worker: Worker, claim: Claim, held: Held, report: Report, *, seconds: float = 0.0) -> Row | Outcome:
+def settle(
+    worker: Worker, claim: Claim, held: Held, report: Report, *, asked: float, seconds: float = 0.0
+) -> Row | Outcome:
     """
     End the claim with this report. The row as it is now; or CLAIM_LOST, where somebody else has a say; or UNKNOWN.
 
-    The report alone is tried again, for `seconds` at least: what it reports has happened, and must not be done again.
+    For `asked` seconds since its claim the other side was waited for, so a report is late only after these. The report
+    alone is tried again, for `seconds` at least: what it reports has happened, and must not be done again.
     """
     until = time.monotonic() + seconds
     again = 0
@@ -65,7 +68,7 @@ def settle(worker: Worker, claim: Claim, held: Held, report: Report, *, seconds:
             if again > 1:
                 time.sleep(min(worker.pause(again - 1), 2.0))
             with worker.database.autocommit() as connection:
-                rows = run(connection, _statements.settle, **claim.naming, **_told(worker, report))
+                rows = run(connection, _statements.settle, **claim.naming, **_told(worker, report, asked))
             if rows:
                 return rows[0]
             return _resolved(worker, claim)
@@ -93,7 +96,7 @@ def _resolved(worker: Worker, claim: Claim) -> Row | Outcome:
     return Outcome.CLAIM_LOST
 
 
-def _told(worker: Worker, report: Report) -> dict[str, object]:
+def _told(worker: Worker, report: Report, asked: float) -> dict[str, object]:
     return {
         "lock_timeout": LOCK_WAIT,
         "to_state": report.state.value,
@@ -105,6 +108,7 @@ def _told(worker: Worker, report: Report) -> dict[str, object]:
         "provider_seconds": min(report.provider_seconds, LONGEST_WAIT),
         "longest_seconds": LONGEST_POLL_PAUSE,
         "outage_seconds": OUTAGE_SECONDS,
+        "asked_seconds": asked,
         "jitter": 1 + JITTER * worker.random(),
         "error_code": None if report.code is None else clean_text(report.code, 100),
         "error_message": report.message,

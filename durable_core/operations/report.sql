@@ -22,11 +22,13 @@ clock as materialized (
 ),
 gap as materialized (
     -- The claim was late, or the report is: the lease has ended long ago, and of a claim that was taken back since its
-    -- poll is due from then on.
+    -- poll is due from then on. While the hook waited for the other side, it is that one that was silent.
     select l.id
     from locked l, clock
     where :to_state = 'running' and not cast(:renews as boolean) and l.outage_at is null
-      and (l.due_at <= l.claimed_at - l.outage or coalesce(l.lease_expires_at, l.due_at) <= clock.now - l.outage)
+      and (l.due_at <= l.claimed_at - l.outage
+        or greatest(coalesce(l.lease_expires_at, l.due_at), l.claimed_at + make_interval(secs => :asked_seconds))
+            <= clock.now - l.outage)
 ),
 settled as (
     update durable.operations o

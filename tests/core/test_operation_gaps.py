@@ -1,10 +1,13 @@
 """Where our own polling stands still around a poll that then fails, its report does not wipe the gap out."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 from sqlalchemy import text
 
 from durable_core.deliveries.worker import Outcome
-from durable_core.operations import sweep
+from durable_core.operations import attempt, sweep
 
 PATIENCE = 300.0
 
@@ -106,3 +109,26 @@ def test_a_poll_that_fails_in_its_time_renews_nothing(engine, failing, start, lo
     assert look(failing, ref.id, after=25).outcome is Outcome.PUT_OFF
     row = operation_row(ref.id)
     assert (row.patience_until, row.outage_at) == (until, None)
+
+
+@pytest.mark.parametrize(("seconds", "ours"), [(90, False), (145, False), (155, True)])
+def test_while_the_other_side_keeps_a_hook_waiting_it_is_no_gap_of_ours(
+    database, declare_operation, start, look, operation_row, lines, clock, monkeypatch, seconds, ours
+):
+    """The claim is taken back meanwhile. No hook hangs beyond the time-out of its kind: that is a frozen process."""
+    kind = declare_operation(timeout=120)
+
+    def hangs(step, ids):
+        clock.advance(seconds)
+        monkeypatch.setattr(attempt, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + seconds))
+        sweep.reap(database)
+        raise TimeoutError("no answer")
+
+    ref = start(kind)
+    look(kind, ref.id)
+    until = operation_row(ref.id).patience_until
+    kind.poll_hook = hangs
+    assert look(kind, ref.id, after=3).outcome is Outcome.PUT_OFF
+    row = operation_row(ref.id)
+    assert (row.patience_until != until, row.outage_at is not None) == (ours, ours)
+    assert ("outage" in [line.move for line in lines(ref.id)]) is ours

@@ -104,8 +104,8 @@ class Settle(Actor):
         return self.run(
             report._statements.settle, id=self.row_id, fence=self.fence, lock_timeout="5s", to_state=self.to_state,
             external_ids=self.ids, external_statuses=None, answered=True, renews=True, backs_off=False,
-            provider_seconds=0.0, longest_seconds=30.0, outage_seconds=30.0, jitter=1.0, error_code=None,
-            error_message=None, move="issued",
+            provider_seconds=0.0, longest_seconds=30.0, outage_seconds=30.0, asked_seconds=0.0, jitter=1.0,
+            error_code=None, error_message=None, move="issued",
         )  # fmt: skip
 
 
@@ -244,8 +244,8 @@ def made(engine, reset, start):
                     run(
                         tx, report._statements.settle, id=ref.id, fence=1, lock_timeout="5s", to_state="running",
                         external_ids='["op-1"]', external_statuses=None, answered=False, renews=True, backs_off=False,
-                        provider_seconds=0.0, longest_seconds=30.0, outage_seconds=30.0, jitter=1.0, error_code=None,
-                        error_message=None, move=None,
+                        provider_seconds=0.0, longest_seconds=30.0, outage_seconds=30.0, asked_seconds=0.0, jitter=1.0,
+                        error_code=None, error_message=None, move=None,
                     )  # fmt: skip
                     tx.execute(
                         text("update durable.operations set due_at = durable.durable_now() where id = :id"),
