@@ -72,9 +72,10 @@ def _of_row(of: Contract, row: Row) -> Iterator[Finding]:
             f"deploy the {kind} that takes them; durable {of.name} list shows them",
         )  # fmt: skip
     elif row["is_overdue"]:
+        is_over = "past the time that its worker had for it" if row["is_past_claim"] else of.is_over
         yield found(
             of.name, of.overdue,
-            f"{many} of {kind} {_are(row)} {of.is_over}, and no sweep has ended that, {_such(row)}",
+            f"{many} of {kind} {_are(row)} {is_over}, and no sweep has ended that, {_such(row)}",
             "start a beat (celery -A … beat) and a worker that reads durable.control; one whose row is locked is left "
             "to whoever has it",
         )  # fmt: skip

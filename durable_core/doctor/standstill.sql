@@ -3,47 +3,48 @@
 -- wait, or were approved, the ones that expire first are looked at, of those that run the oldest, up to a limit each. Of
 -- what a sweep met only the kind of error: the rest may quote a row.
 select l.kind, l.queue, l.waiting_for, split_part(l.held_reason, ':', 1) as held, false as is_late,
-    l.until <= (select durable.durable_now() - make_interval(secs => :patience_seconds)) as is_overdue,
+    l.until <= clock.since as is_overdue, l.claimed and l.until <= clock.since as is_past_claim,
     count(*) as rows, min(cast(l.id as text)) as id
-from (
-    (select p.id, p.kind, p.queue, p.waiting_for, p.held_reason, p.expires_at as until
+from (select durable.durable_now() - make_interval(secs => :patience_seconds) as since) as clock, (
+    (select p.id, p.kind, p.queue, p.waiting_for, p.held_reason, p.expires_at as until, false as claimed
      from durable.plans p
      where p.state in ('pending', 'approved')
      order by p.expires_at
      limit :most)
     union all
-    (select p.id, p.kind, p.queue, p.waiting_for, p.held_reason, coalesce(p.deadline_at, p.continue_until)
+    (select p.id, p.kind, p.queue, p.waiting_for, p.held_reason, coalesce(p.deadline_at, p.continue_until),
+        p.deadline_at is not null
      from durable.plans p
      where p.state = 'executing'
      order by p.id
      limit :most)
 ) as l
-group by 1, 2, 3, 4, 5, 6
-order by 1, 2, 3, 4, 5, 6
+group by 1, 2, 3, 4, 5, 6, 7
+order by 1, 2, 3, 4, 5, 6, 7
 
 -- name: operations
 -- The same of operations: those that are to be issued soonest, and the oldest of those that run. `is_late`: a poll of it
 -- has been due for longer than a worker takes to come by.
 select l.kind, l.queue, l.waiting_for, split_part(l.held_reason, ':', 1) as held,
     coalesce(l.poll_at <= clock.since, false) as is_late, l.until <= clock.since as is_overdue,
-    count(*) as rows, min(cast(l.id as text)) as id
+    l.claimed and l.until <= clock.since as is_past_claim, count(*) as rows, min(cast(l.id as text)) as id
 from (select durable.durable_now() - make_interval(secs => :patience_seconds) as since) as clock, (
     (select o.id, o.kind, o.queue, o.waiting_for, o.held_reason, o.start_before as until,
-        cast(null as timestamptz) as poll_at
+        cast(null as timestamptz) as poll_at, false as claimed
      from durable.operations o
      where o.state = 'queued'
      order by o.start_before
      limit :most)
     union all
     (select o.id, o.kind, o.queue, o.waiting_for, o.held_reason, coalesce(o.deadline_at, o.patience_until),
-        case when o.owner is null then o.due_at end
+        case when o.owner is null then o.due_at end, o.deadline_at is not null
      from durable.operations o
      where o.state = 'running'
      order by o.id
      limit :most)
 ) as l
-group by 1, 2, 3, 4, 5, 6
-order by 1, 2, 3, 4, 5, 6
+group by 1, 2, 3, 4, 5, 6, 7
+order by 1, 2, 3, 4, 5, 6, 7
 
 -- name: plan_queues
 -- The queues in which a step waits for a worker; and whether one has done so for `patience_seconds`, though nobody paused

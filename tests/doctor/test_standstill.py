@@ -163,6 +163,27 @@ def test_an_operation_that_nobody_polls_or_ends_warns(app, started, forced, chan
         assert row_id in finding.observed
 
 
+CLAIMED = (
+    "owner = 'x', lease_expires_at = durable.durable_now() - interval '61 s',"
+    " deadline_at = durable.durable_now() - interval '61 s'"
+)
+
+
+def test_what_a_worker_has_kept_for_too_long_is_told_as_that(app, shop, started, forced):
+    row_id = started()
+    forced("operations", f"{RUNS}, {CLAIMED}", patience=300, due=5)
+    finding = only(app, "operations")
+    assert is_mendable(finding, Reason.OPERATION_OVERDUE, Status.WARN)
+    assert finding.observed == (
+        "1 row of test.doctor_call is past the time that its worker had for it, and no sweep has ended that, " + row_id
+    )
+    shop.approved(shop.step().planned())
+    forced(
+        "plans", f"state = 'executing', fence = 1, continue_until = durable.durable_now() + interval '1 h', {CLAIMED}"
+    )
+    assert "is past the time that its worker had for it" in only(app, "plans").observed
+
+
 def test_kinds_that_nobody_declares_are_a_note(owner, shop, started):
     shop.propose(shop.step().planned())
     started()
