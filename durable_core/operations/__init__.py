@@ -1,7 +1,7 @@
 """
 External calls that are issued at most once, ever, and then polled until they ended.
 
-`get`, `page`, `cancel`, `poll`, `release`, `live`, `journal`, `reasons`: each takes the caller's transaction first.
+`get`, `list`, `cancel`, `poll`, `release`, `live`, `journal`, `reasons`: each takes the caller's transaction first.
 """
 
 from durable_core.claims.journal import read as journal
@@ -12,7 +12,10 @@ from durable_core.operations.start import OperationRef
 from durable_core.operations.statuses import ExternalStatus, Issued, Poll
 from durable_core.operations.why import reasons
 
+list = page
+"""`operations.list(tx, ...)`: a page of operations, newest first."""
+
 __all__ = [
     "Because", "ExternalStatus", "Issued", "Live", "Operation", "OperationRef", "Poll", "cancel", "get", "journal",
-    "live", "page", "poll", "reasons", "release",
+    "list", "live", "page", "poll", "reasons", "release",
 ]  # fmt: skip

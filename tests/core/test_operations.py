@@ -1009,3 +1009,12 @@ def test_what_was_started_and_issued_never_changes_whoever_asks(engine, reset, s
         tx.execute(text(f"update durable.operations set {change} where id = :id"), {"id": ref.id})
     assert refused.value.orig.sqlstate == "55000"
     assert operation_row(ref.id) == before
+
+
+def test_a_list_of_operations_is_a_page_newest_first_as_of_plans(engine, declare_operation, start):
+    kind = declare_operation(one_in_flight=False)
+    made = [start(kind).id for _ in range(3)]
+    with engine.begin() as tx:
+        assert [row.id for row in operations.list(tx, kind=kind.name)] == made[::-1]
+        assert [row.id for row in operations.list(tx, kind=kind.name, limit=1, after=made[2])] == [made[1]]
+    assert "list" in operations.__all__
