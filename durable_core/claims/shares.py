@@ -5,7 +5,8 @@ A row whose hint lies in its queue needs no other, but nobody sees whose hints l
 all that waits is counted, a contract adds what is missing: a queue that holds as many messages as
 rows either lacks none, or holds some that are good for nothing, and a worker takes those out. Where
 another contract has more rows than are counted, the depth says nothing about this one. Then its
-rows are hinted `unsure`, ever more seldom; and so are a few rows, which may wait behind many.
+rows are hinted `unsure`, ever more seldom; and so are a few rows behind more than a few messages.
+Of a few behind a few one more hint does no harm: those are hinted as if they were missing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ UNSURE_ROOM = 500
 """Most rows of a queue that one sweep hints unsure."""
 
 FEW = 10
-"""So few rows of a contract in a queue are hinted unsure whatever lies there: what others left may lie long."""
+"""
+So few rows of a contract in a queue are hinted whatever lies there: what others left may lie long.
+
+Unsure, where more messages than so few lie there.
+"""
 
 
 class Counted(Protocol):
@@ -59,7 +64,7 @@ def allot(
         depth = depths.get(queue, 0)
         missing = max(min(rows, cap) - max(depth - sum(theirs), 0), 0)
         if not missing and (uncounted or rows <= FEW):
-            found[queue] = Share(min(rows, UNSURE_ROOM), unsure=True)
+            found[queue] = Share(min(rows, UNSURE_ROOM), unsure=not rows or depth > FEW)
         else:
             found[queue] = Share(missing, empty=not depth)
     return found

@@ -54,9 +54,9 @@ where (cast(:queues as text[]) is null or q.queue = any (cast(:queues as text[])
 -- locks:  these rows, skipping what others hold
 -- Of a kind that a worker did not know an empty queue says nothing: that worker has emptied it.
 with queue as materialized (
-    select q.queue, q.room, q.empty,
+    select q.queue, q.room, q.empty, q.unsure,
         case when q.empty then cast('infinity' as timestamptz) else (select durable.durable_now()) end as until
-    from jsonb_to_recordset(cast(:shares as jsonb)) as q (queue text, room integer, empty boolean)
+    from jsonb_to_recordset(cast(:shares as jsonb)) as q (queue text, room integer, empty boolean, unsure boolean)
 ),
 paused as materialized (
     select p.what, p.name
@@ -79,10 +79,12 @@ looked_at as materialized (
                 and (w.hints = 0
                     or w.hint_at - durable.hint_wait(w.hints - 1) <= (select durable.durable_now() - interval '1 s'))
                 and (w.state = 'running' or coalesce(w.beat_at
-                    <= (select durable.durable_now() - make_interval(secs => :precheck_seconds)), true)) as lost
+                    <= (select durable.durable_now() - make_interval(secs => :precheck_seconds)), true)) as lost,
+            w.outlived
         from (
             -- Each state has a window and an index of its own: the queued ones take no place from the polls.
-            (select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before, o.due_at
+            (select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before, o.due_at,
+                false as outlived
              from durable.operations o
              where cast(:state as text) = 'queued'
                and o.state = 'queued'
@@ -92,7 +94,8 @@ looked_at as materialized (
              order by o.hint_at
              limit :window)
             union all
-            (select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before, o.due_at
+            (select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before, o.due_at,
+                false as outlived
              from durable.operations o
              where cast(:state as text) = 'running'
                and (o.state = 'queued' or (o.state = 'running' and o.owner is null))
@@ -103,7 +106,7 @@ looked_at as materialized (
              order by o.hint_at
              limit :window)
             union all
-            select d.*
+            select d.*, false
             from (
                 select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before, o.due_at
                 from durable.operations o
@@ -118,10 +121,39 @@ looked_at as materialized (
                 limit :window
             ) as d
             where d.hint_at > (select durable.durable_now())
+            union all
+            -- Their wait was doubled while nobody could tell: where somebody can, it is ten minutes as of the others.
+            select u.*, true
+            from (
+                (select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before, o.due_at
+                 from durable.operations o
+                 where cast(:state as text) = 'queued'
+                   and not q.unsure and not q.empty
+                   and o.state = 'queued'
+                   and o.held_reason is null
+                   and o.hints > 7
+                   and o.queue = q.queue
+                 order by o.hint_at
+                 limit :window)
+                union all
+                (select o.id, o.kind, o.state, o.hint_at, o.hints, o.waiting_for, o.beat_at, o.start_before, o.due_at
+                 from durable.operations o
+                 where cast(:state as text) = 'running'
+                   and not q.unsure and not q.empty
+                   and (o.state = 'queued' or (o.state = 'running' and o.owner is null))
+                   and o.state <> 'queued'
+                   and o.held_reason is null
+                   and o.hints > 7
+                   and o.queue = q.queue
+                 order by o.hint_at
+                 limit :window)
+            ) as u
+            where u.hint_at > (select durable.durable_now())
+              and u.hint_at - durable.hint_wait(u.hints - 1) <= (select durable.durable_now() - interval '600 s')
         ) as w
         where w.due_at <= (select durable.durable_now())
     ) as l
-    where l.its_time or (l.lost and not l.idle)
+    where l.its_time or (q.empty and l.lost and not l.idle) or (l.outlived and not l.idle)
 )
 select cast(p.id as text) as id, p.fence, p.state, p.kind, p.queue, p.priority, l.idle
 from looked_at l

@@ -32,9 +32,9 @@ where (cast(:queues as text[]) is null or q.queue = any (cast(:queues as text[])
 -- locks:  these rows, skipping what others hold
 -- Of a kind that a worker did not know an empty queue says nothing. Whose time is over is left to heal and expire.
 with queue as materialized (
-    select q.queue, q.room, q.empty,
+    select q.queue, q.room, q.empty, q.unsure,
         case when q.empty then cast('infinity' as timestamptz) else (select durable.durable_now()) end as until
-    from jsonb_to_recordset(cast(:shares as jsonb)) as q (queue text, room integer, empty boolean)
+    from jsonb_to_recordset(cast(:shares as jsonb)) as q (queue text, room integer, empty boolean, unsure boolean)
 ),
 paused as materialized (
     select s.name
@@ -50,20 +50,39 @@ looked_at as materialized (
             w.until <= (select durable.durable_now()) or exists (select from paused s where s.name = w.kind) as idle,
             w.hint_at <= (select durable.durable_now()) as its_time,
             w.waiting_for is null
-                and w.hint_at - durable.hint_wait(w.hints) <= (select durable.durable_now() - interval '1 s') as lost
+                and w.hint_at - durable.hint_wait(w.hints) <= (select durable.durable_now() - interval '1 s') as lost,
+            w.outlived
         from (
-            select p.id, p.kind, p.hint_at, p.hints, p.waiting_for,
-                case p.state when 'approved' then p.expires_at else p.continue_until end as until
-            from durable.plans p
-            where (p.state = 'approved' or (p.state = 'executing' and p.owner is null))
-              and p.held_reason is null
-              and p.queue = q.queue
-              and p.hint_at <= q.until
-            order by p.hint_at
-            limit :window
+            (select p.id, p.kind, p.hint_at, p.hints, p.waiting_for,
+                case p.state when 'approved' then p.expires_at else p.continue_until end as until,
+                false as outlived
+             from durable.plans p
+             where (p.state = 'approved' or (p.state = 'executing' and p.owner is null))
+               and p.held_reason is null
+               and p.queue = q.queue
+               and p.hint_at <= q.until
+             order by p.hint_at
+             limit :window)
+            union all
+            -- Their wait was doubled while nobody could tell: where somebody can, it is ten minutes as of the others.
+            select u.*, true
+            from (
+                select p.id, p.kind, p.hint_at, p.hints, p.waiting_for,
+                    case p.state when 'approved' then p.expires_at else p.continue_until end as until
+                from durable.plans p
+                where not q.unsure and not q.empty
+                  and (p.state = 'approved' or (p.state = 'executing' and p.owner is null))
+                  and p.held_reason is null
+                  and p.hints > 6
+                  and p.queue = q.queue
+                order by p.hint_at
+                limit :window
+            ) as u
+            where u.hint_at > q.until
+              and u.hint_at - durable.hint_wait(u.hints) <= (select durable.durable_now() - interval '600 s')
         ) as w
     ) as l
-    where l.its_time or (q.empty and l.lost and not l.idle)
+    where l.its_time or (q.empty and l.lost and not l.idle) or (l.outlived and not l.idle)
 )
 select cast(p.id as text) as id, p.fence, p.kind, p.queue, p.priority, cast(p.receipts + 1 as integer) as step, l.idle
 from looked_at l

@@ -15,6 +15,13 @@ CALLS_GO = text(
     " canceled_reason = 'y' where id in (select id from durable.operations where state = 'queued' order by id limit :n)"
 )
 
+RUNNING = text(
+    "update durable.operations set state = 'running', issued_at = due_at, fence = 1, settled_fence = 1,"
+    " external_ids = '[\"x\"]', patience_until = due_at + interval '3 days'"
+)
+
+DAY = 24 * 3600.0
+
 
 @pytest.fixture
 def started(engine):
@@ -128,3 +135,30 @@ def test_calls_and_polls_are_counted_each_by_themselves(database, declare_operat
         assert (sweep.due(connection, CAP), sweep.POLLS.due(connection, CAP)) == ({"durable": 5}, {"durable": 3})
         assert (sweep.due(connection, 4), sweep.POLLS.due(connection, 2)) == ({"durable": 4}, {"durable": 2})
         assert sweep.POLLS.due(connection, CAP, ["mail"]) == {}
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+@pytest.mark.parametrize("what", ["plans", "calls", "polls"])
+def test_rows_that_were_hinted_unsure_for_long_wait_ten_minutes_once_that_is_over(
+    engine, shop, declare_operation, started, look, swept, carrier, what, rows
+):
+    """Hinted last just now, after hours behind what nobody reads; then one other message lies in the queue."""
+    if what == "plans":
+        made = [shop.approved(shop.step(queue="durable").planned(n), expires=3 * DAY).id for n in range(rows)]
+    else:
+        made = started(declare_operation(one_in_flight=False, lease=3 * DAY, start_within=3 * DAY), rows)
+    with engine.begin() as tx:
+        tx.execute(text("set local session_replication_role = replica"))
+        if what == "polls":
+            tx.execute(RUNNING)
+        table, before = ("plans", 0) if what == "plans" else ("operations", 1)
+        tx.execute(text(f"update durable.{table} set hints = 12,"
+                        f" hint_at = durable.durable_now() + durable.hint_wait(12 - {before})"))  # fmt: skip
+    hinted = {}
+    for second in range(0, 1400, 20):
+        carrier.lying["durable"] = 1
+        for one in swept(20):
+            hinted.setdefault(one, []).append(second)
+    assert set(hinted) == set(made)
+    assert {len(times) for times in hinted.values()} == {2}
+    assert all(580 <= times[0] <= 620 and times[1] - times[0] <= 620 for times in hinted.values())

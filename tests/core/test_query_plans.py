@@ -248,14 +248,15 @@ PLANS = """
         case when :owned then 'x' end, case when :owned then 1 end, case when :owned then 'h' end,
         case when :owned then now() + interval '60 s' end, case when :owned then now() + interval '300 s' end,
         case when :state = 'executing' then now() + n * interval '1 s' + interval '1 hour' end,
-        case when n % 2 = 0 then at else now() + n * interval '1 s' end, 1, at, now() + interval '30 days',
+        case when n % 2 = 0 then at else now() + n * interval '1 s' end, case when n % 4 < 2 then 1 else 12 end, at,
+        now() + interval '30 days',
         case when :state = 'executed' then at end
     from generate_series(1, :rows) as n, lateral (select now() - interval '1 day' + n * interval '1 s' as at) as told"""
 
 OPERATIONS = """
     insert into durable.operations (id, kind, queue, arguments, digest, started_by, one_in_flight, finds, cancels,
         patience_seconds, every_seconds, state, issued_at, external_ids, patience_until, start_before, fence,
-        settled_fence, owner, owner_pid, owner_host, lease_expires_at, deadline_at, due_at, hint_at, canceled_by,
+        settled_fence, owner, owner_pid, owner_host, lease_expires_at, deadline_at, due_at, hint_at, hints, canceled_by,
         created_at, finished_at)
     select cast(lpad(to_hex(n + :first), 32, '0') as uuid), 'k', case when n % 4 = 0 then 'mail' else 'durable' end,
         '{}', repeat('0', 64), 'a', false, false, true, 300, 5, :state,
@@ -265,7 +266,7 @@ OPERATIONS = """
         case when :owned then 'x' end, case when :owned then 1 end, case when :owned then 'h' end,
         case when :owned then now() + interval '60 s' end, case when :owned then now() + interval '300 s' end,
         case when n % 2 = 0 then at else now() + n * interval '1 s' end,
-        case when n % 2 = 0 then at else now() + n * interval '1 s' end,
+        case when n % 2 = 0 then at else now() + n * interval '1 s' end, case when n % 4 < 2 then 1 else 12 end,
         case when :state = 'canceled' then 'd' end, at,
         case when :state in ('succeeded', 'canceled')
             then now() - case when :state = 'canceled' then interval '1 hour' else interval '1 s' end end
@@ -333,7 +334,7 @@ def asked_by_sweeps():
         "what poll looks at": (sweeps.POLLS, {}, 200),
         "what expire looks at": (sweeps.OVERDUE, {}, 200),
         "plans due": (plan.due, counted, 2 * WINDOW + 500),
-        "plans unhinted": (plan.unhinted, {"shares": full, "window": WINDOW}, 2 * WINDOW + 10 * ROOM + 500),
+        "plans unhinted": (plan.unhinted, {"shares": full, "window": WINDOW}, 4 * WINDOW + 10 * ROOM + 500),
         "plans unhinted, in empty queues": (
             plan.unhinted, {"shares": empty, "window": WINDOW}, 2 * WINDOW + 10 * ROOM + 500,
         ),

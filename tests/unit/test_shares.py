@@ -27,6 +27,9 @@ CAP = 100
         # Few, behind whatever others left.
         (500, FEW, [], Share(FEW, unsure=True)),
         (500, FEW + 1, [], Share(0)),
+        (FEW + 1, FEW, [], Share(FEW, unsure=True)),
+        (FEW, FEW, [], Share(FEW)),
+        (1, 1, [], Share(1)),
         # Of those alone that nobody may take now.
         (5, 0, [5], Share(0, unsure=True)),
         (0, 0, [], Share(0, unsure=True)),

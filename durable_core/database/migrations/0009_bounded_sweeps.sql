@@ -15,6 +15,9 @@ create function durable.hint_wait(hints integer) returns interval
 -- Steps to be hinted, by queue, the longest unhinted first.
 create index plans_hint on durable.plans (queue, hint_at)
     where (state = 'approved' or (state = 'executing' and owner is null)) and held_reason is null;
+-- Those that were hinted unsure so often that their next hint is more than ten minutes after the last.
+create index plans_unsure on durable.plans (queue, hint_at)
+    where (state = 'approved' or (state = 'executing' and owner is null)) and held_reason is null and hints > 6;
 -- Reap, and what dead processes held: those inside a step, as many as there are workers' slots. The lease is a filter,
 -- for no index may cover what a heartbeat writes. Asked for with `owner > ''`, which is any: a condition on the index.
 create index plans_owned on durable.plans (owner) where state = 'executing' and owner is not null;
@@ -33,6 +36,12 @@ create index operations_polls on durable.operations (queue, hint_at)
     where (state = 'queued' or (state = 'running' and owner is null)) and state <> 'queued' and held_reason is null;
 create index operations_polls_due on durable.operations (queue, due_at)
     where (state = 'queued' or (state = 'running' and owner is null)) and state <> 'queued' and held_reason is null;
+-- Those that were hinted unsure so often that their next hint is more than ten minutes after the last.
+create index operations_calls_unsure on durable.operations (queue, hint_at)
+    where state = 'queued' and held_reason is null and hints > 7;
+create index operations_polls_unsure on durable.operations (queue, hint_at)
+    where (state = 'queued' or (state = 'running' and owner is null)) and state <> 'queued' and held_reason is null
+        and hints > 7;
 -- Those that are due now, by queue.
 create index operations_due_now on durable.operations (queue, due_at)
     where (state = 'queued' or (state = 'running' and owner is null)) and held_reason is null;
