@@ -29,7 +29,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("wakes", "tracing", "logging"),
     ("claims",),
     ("deliveries",),
-    ("plans", "operations"),
+    ("plans", "operations", "cases"),
     ("periodic",),
     ("sweeps",),
     ("doctor",),

@@ -1,7 +1,8 @@
 """Errors survive pickling with their facts and their sentence."""
 
 import pickle
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -37,15 +38,37 @@ from durable_core.errors import (
 )
 from durable_core.local import LocalServicesError
 from durable_core.refusals import (
+    BadScopeKey,
+    CaseBusy,
+    CaseClaimLost,
+    CaseNotFound,
+    CaseRefused,
+    ExecutionFailed,
+    InvalidInput,
+    InvalidState,
     Issue,
+    Misfit,
     NotConfigured,
     OperationInFlight,
     PlanExpired,
     PlanRefused,
     SelfApproval,
     StalePlan,
+    StepNotAvailable,
     TargetsUnresolved,
+    UnknownCaseType,
+    UnknownStep,
 )
+
+
+@dataclass(frozen=True)
+class Guard:
+    """As much of an evaluated guard as a refusal tells."""
+
+    unmet: tuple[str, ...]
+    possible: bool = False
+    permitted: bool | None = None
+
 
 ALL = [
     DefinitionError("a sentence"), NotInstalled("a sentence"), UnsupportedTransaction("builtins.int"),
@@ -64,6 +87,15 @@ ALL = [
     PlanRefused((Issue(None, "it has no step"), Issue(1, "a target is missing"))), StalePlan("0198"),
     PlanExpired("0198"), SelfApproval("0198", "dana"), IllegalMove("approve", "0198", "rejected", "pending", "plan"),
     RowBusy("approve", "0198", "plan"), ClaimLost("0198", 3, 4, "plan"), EffectEscaped("0198", "plan"),
+    CaseNotFound("0198"), UnknownCaseType("sale", ("loan",)), UnknownCaseType("sale"),
+    InvalidState("sale", (Misfit("price", "too low"), Misfit("", "not a sale"))),
+    InvalidState("sale", (Misfit("price", "too low"),), "0198"),
+    CaseBusy("0198", "0199", "sign", None, datetime(2026, 1, 1, tzinfo=UTC)),
+    CaseClaimLost("0198", "0199", None), CaseClaimLost("0198", "0199", "019a"), UnknownStep("sale", "sing", ("sign",)),
+    BadScopeKey("sale", "sign", "ann", "it is not selected", ("ben",)),
+    InvalidInput("sale", "sign", (Misfit("", "no"),)),
+    StepNotAvailable("0198", "sign", "ann", Guard(("offer is open",))), StepNotAvailable(None, "sign", None, Guard(())),
+    ExecutionFailed("0198", "0199", "sign", None, 3, "ValueError", "no"),
 ]  # fmt: skip
 
 
@@ -91,7 +123,7 @@ def test_a_reason_is_one_word_of_its_own_for_programs(error):
 def test_every_error_of_the_package_has_the_one_root_and_is_tested_here():
     things = [*vars(errors).values(), *vars(refusals).values()]
     declared = {thing for thing in things if isinstance(thing, type) and issubclass(thing, DurableError)}
-    assert declared - {DurableError} == {type(error) for error in ALL}
+    assert declared - {DurableError, CaseRefused} == {type(error) for error in ALL}
 
 
 def test_what_a_server_too_old_needs_is_in_its_sentence():
@@ -131,3 +163,33 @@ def test_a_lost_claim_reads_as_a_sentence():
 def test_a_refused_plan_names_its_steps_as_people_count_them():
     refused = PlanRefused((Issue(None, "it has no step"), Issue(1, "a target is missing")))
     assert str(refused) == "the plan is refused: it has no step; step 2: a target is missing. Nothing was written."
+
+
+def test_what_cases_refuse_has_one_of_seven_reasons_and_a_status():
+    found = {(error.reason, error.http) for error in ALL if isinstance(error, CaseRefused)}
+    assert found == {
+        ("NOT_FOUND", 404), ("INVALID_STATE", 500), ("CASE_BUSY", 409), ("BAD_REQUEST", 400), ("INVALID_INPUT", 422),
+        ("STEP_NOT_AVAILABLE", 409), ("EXECUTION_FAILED", 500),
+    }  # fmt: skip
+
+
+def test_a_busy_case_says_who_is_at_it_and_until_when():
+    busy = CaseBusy("0198", "0199", "sign", "ann", datetime(2026, 1, 1, 9, tzinfo=UTC))
+    assert "execution 0199 is at step 'sign' for 'ann'" in str(busy)
+    assert "2026-01-01T09:00:00+00:00" in str(busy)
+
+
+def test_a_wrong_step_is_told_which_there_are_but_not_hundreds():
+    assert "there is 'sign', 'pay'." in str(UnknownStep("sale", "sing", ("sign", "pay")))
+    keys = tuple(f"buyer {n}" for n in range(1000))
+    said = str(BadScopeKey("sale", "sign", "ann", "it is not selected", keys))
+    assert "'buyer 19' and 980 more" in said
+    assert "'buyer 20'" not in said
+
+
+def test_a_failed_execution_has_its_cause_and_does_not_tell_its_text():
+    with pytest.raises(ExecutionFailed) as failed:
+        raise ExecutionFailed("0198", "0199", "sign", None, 1, "ValueError", "account 4711") from ValueError("4711")
+    assert isinstance(failed.value.cause, ValueError)
+    assert failed.value.message == "account 4711"
+    assert "4711" not in str(failed.value)
