@@ -24,7 +24,10 @@ _clock = Statements(Path(durable_core.database.__file__).with_name("clock.sql"))
 LOCK_SECONDS = 10
 """How long emptying waits for a transaction that is still open before it ends it."""
 
-TABLES = ("deliveries", "journal", "loops", "operations", "pauses", "plan_receipts", "plans", "schedules")
+TABLES = (
+    "case_claims", "case_correlations", "case_events", "case_journal", "cases", "deliveries", "journal", "loops",
+    "operations", "pauses", "plan_receipts", "plans", "schedules",
+)  # fmt: skip
 
 
 def create_database(server: str | URL, name: str, *, template: str | None = None) -> URL:

@@ -1,0 +1,1 @@
+"""Cases: guarded steps on a state document, claimed, run and committed one at a time, with a journal to replay."""
