@@ -100,6 +100,9 @@ plan_steps: Registry[Any] = Registry(beside=(deliveries,))
 operations: Registry[Any] = Registry(beside=(deliveries, plan_steps))
 """The operations that this process knows (`OperationKind` objects)."""
 
+case_types: Registry[Any] = Registry()
+"""The case types that this process knows (`CaseType` objects). No Celery task has their name: `case.<name>` has."""
+
 CONTRACTS: Mapping[str, Registry[Any]] = {"delivery": deliveries, "plan": plan_steps, "operation": operations}
 """The registry of each contract that workers carry out."""
 

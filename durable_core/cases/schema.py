@@ -1,0 +1,162 @@
+"""What a document must be: a pydantic model, another type that pydantic knows, or plain JSON."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+
+import pydantic
+
+from durable_core.arguments import MAX_DEPTH, Unfit, check, clean_text
+from durable_core.errors import DefinitionError
+from durable_core.refusals import Misfit
+
+MOST_ISSUES = 20
+"""A document that fits nowhere is told by its first faults."""
+
+
+class Misfits(ValueError):
+    """A document does not fit; `issues` say where and why."""
+
+    def __init__(self, issues: tuple[Misfit, ...]) -> None:
+        super().__init__(issues)
+        self.issues = issues
+
+
+def plain(value: object) -> Any:
+    """
+    The value as strict JSON, copied: tuples become lists, models objects, and -0.0 is 0.0 as the database has it.
+
+    Raises Unfit for what would not come back from JSON as it went in.
+    """
+    copied = _copied(value, 0)
+    check(copied)
+    return copied
+
+
+def _copied(value: object, depth: int) -> object:
+    if depth > MAX_DEPTH:  # a cycle too
+        raise Unfit(f"nested deeper than {MAX_DEPTH} levels")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # an enumeration's member as its text
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) or 0.0
+    if isinstance(value, dict):
+        return {_key(key): _copied(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item, depth + 1) for item in value]
+    if isinstance(value, pydantic.BaseModel):
+        return _copied(value.model_dump(mode="json", warnings="none"), depth)
+    return value
+
+
+def _key(key: object) -> object:
+    return str.__str__(key) if isinstance(key, str) else key
+
+
+class Schema:
+    """
+    A model and the two ways through it. What is stored is what the model gives back, not what it was given.
+
+    Field names and aliases are both taken; field names are stored, unless the model's own configuration says otherwise.
+    """
+
+    def __init__(self, model: Any, what: str) -> None:
+        self.model = model
+        self._adapter: pydantic.TypeAdapter[Any] | None = None
+        if model is None:
+            return
+        try:
+            self._adapter = pydantic.TypeAdapter(model)
+            if not self._adapter.pydantic_complete:
+                raise TypeError(f"{model!r} names what is not declared yet")
+        except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation, TypeError) as unfit:
+            raise DefinitionError(
+                f"{what} is a pydantic model, or another type that pydantic can validate, all of it declared above; "
+                f"got {model!r}."
+            ) from unfit
+
+    def load(self, document: object) -> Any:
+        """A fresh value of this JSON. Raises Misfits."""
+        try:
+            copied = plain(document)
+        except Exception as unfit:  # a foreign type's own code may raise anything
+            raise Misfits((_unfit(unfit),)) from None
+        return copied if self._adapter is None else self._validated(copied)
+
+    def dump(self, value: object) -> Any:
+        """
+        The JSON to store of a value, or of JSON as it came, validated once more: a model may have been changed since.
+
+        Raises Misfits, also for what the schema would not load again.
+        """
+        if self._adapter is None:
+            try:
+                return plain(value)
+            except Exception as unfit:
+                raise Misfits((_unfit(unfit),)) from None
+        given = self._written(value)
+        kept = self._written(self._validated(given))
+        if json.dumps(kept) != json.dumps(given):
+            # A field that writes otherwise than it reads would leave a document that nobody can load.
+            self._validated(kept)
+        return kept
+
+    def json_schema(self) -> dict[str, Any] | None:
+        """The JSON Schema of what is taken, for forms and tools; None for plain JSON."""
+        return None if self._adapter is None else self._adapter.json_schema()
+
+    def _validated(self, document: object) -> Any:
+        assert self._adapter is not None
+        try:
+            return self._adapter.validate_json(json.dumps(document), by_alias=True, by_name=True)
+        except pydantic.ValidationError as refused:
+            found = refused.errors(include_url=False, include_input=False, include_context=False)
+            raise Misfits(
+                tuple(
+                    Misfit(clean_text(".".join(str(part) for part in one["loc"]), 200), clean_text(one["msg"], 300))
+                    for one in found[:MOST_ISSUES]
+                )
+            ) from None
+        except Exception as raised:  # a validator of the model
+            raise Misfits((Misfit("", f"its model raised {type(raised).__name__}"),)) from raised
+
+    def _written(self, value: object) -> Any:
+        assert self._adapter is not None
+        if inspect.iscoroutine(value):
+            value.close()
+        try:
+            return plain(self._adapter.dump_python(value, mode="json", warnings="none"))
+        except Exception as unfit:
+            raise Misfits((_unfit(unfit),)) from None
+
+
+def _unfit(raised: Exception) -> Misfit:
+    if isinstance(raised, Unfit):
+        return Misfit("", str(raised))
+    return Misfit("", f"it cannot be written as JSON ({type(raised).__name__})")
+
+
+_ANYTHING = pydantic.TypeAdapter[Any](Any)
+
+
+def recorded(value: object) -> tuple[Any, bool]:
+    """
+    A value as a journal keeps it, and whether it is all there: what is no JSON leaves a marker in its place.
+
+    Never raises: who acts is told as well as it can be, and nothing fails for that.
+    """
+    try:
+        return plain(value), True
+    except Exception:
+        pass  # perhaps pydantic knows how to write it: an instant, a dataclass
+    try:
+        return plain(_ANYTHING.dump_python(value, mode="json", warnings="none")), True
+    except Exception as unfit:  # a cycle, an object of a foreign type
+        why = str(unfit) if isinstance(unfit, Unfit) else f"{type(value).__name__} is not JSON"
+        return {"durable": "not stored", "why": clean_text(why, 200)}, False
