@@ -20,7 +20,7 @@ from durable_core.cases.conditions import (
     is_text,
 )
 from durable_core.cases.policy import Attempts
-from durable_core.cases.schema import Misfits, Schema, recorded
+from durable_core.cases.schema import Misfits, Schema, plain, recorded
 from durable_core.deliveries.options import DEFAULT_QUEUE, QUEUE_RULE, is_queue
 from durable_core.errors import DefinitionError
 from durable_core.kinds import checked_name
@@ -276,7 +276,7 @@ class CaseType(Generic[S]):
                 return Recorded(self.actor.load(kept), kept)
             except Misfits:
                 pass  # a guard that needs the model fails, and says so
-        return Recorded(document, document)
+        return Recorded(plain(document), document)  # a copy: what a handler does to it stays out of the journal
 
     def __repr__(self) -> str:
         return f"<case type {self.name}>"

@@ -159,4 +159,12 @@ def recorded(value: object) -> tuple[Any, bool]:
         return plain(_ANYTHING.dump_python(value, mode="json", warnings="none")), True
     except Exception as unfit:  # a cycle, an object of a foreign type
         why = str(unfit) if isinstance(unfit, Unfit) else f"{type(value).__name__} is not JSON"
-        return {"durable": "not stored", "why": clean_text(why, 200)}, False
+        return {MARK: "not stored", "why": clean_text(why, 200)}, False
+
+
+MARK = "durable"
+
+
+def is_marker(document: object) -> bool:
+    """Whether a journal keeps this in the place of what is no JSON."""
+    return isinstance(document, dict) and set(document) == {MARK, "why"} and document[MARK] == "not stored"

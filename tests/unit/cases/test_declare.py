@@ -559,6 +559,12 @@ def test_an_actor_that_is_no_json_is_seen_as_it_is_and_leaves_a_marker(actor):
     assert seen.json["durable"] == "not stored"
 
 
+def test_what_a_handler_does_to_its_actor_stays_out_of_the_journal():
+    seen = sale().actor_of({"roles": ["seller"]})
+    seen.value["roles"].append("admin")
+    assert seen.json == {"roles": ["seller"]}
+
+
 def test_an_actor_with_an_instant_is_kept_as_text():
     assert sale().actor_of({"since": datetime(2026, 1, 1, tzinfo=UTC)}).value == {"since": "2026-01-01T00:00:00Z"}
 
