@@ -279,8 +279,10 @@ class Verifier:
     def _fault(self, number: int, kind: FaultKind, problem: str) -> None:
         self._faults.append(Fault(number, kind, problem))
 
-    def end(self, head: Head, seq: int) -> Verified:
-        """What is wrong, seen against the head that the case itself names, and its count of commits."""
+    def end(self, head: Head, seq: int, *, beyond: int | None = None) -> Verified:
+        """What is wrong, seen against the head and the commits that the case itself counts; `beyond` lies past them."""
+        if beyond is not None:
+            self._fault(beyond, FaultKind.HEAD, "it lies behind the last entry that the case counts")
         if head.number > self._last.number:
             missing = f"entries {self._last.number + 1} to {head.number} are missing"
             self._fault(head.number, FaultKind.MISSING, missing)

@@ -157,7 +157,7 @@ class StoreTransaction(Protocol):
         """What is so under the lock. To be asked after `lock` has returned."""
         ...
 
-    def completed(self, execution_id: str) -> Entry | None:
+    def completed(self, case_id: str, execution_id: str) -> Entry | None:
         """The `completed` entry of an execution."""
         ...
 

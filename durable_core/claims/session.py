@@ -16,7 +16,7 @@ from psycopg.errors import DivisionByZero
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from durable_core.claims import claim as protocol
 from durable_core.claims.claim import Claim, Locked
@@ -85,6 +85,21 @@ def _guarded(base: type[Session]) -> type[Session]:
     return _guarded_classes[base]
 
 
+def joined_session(maker: sessionmaker[Session], connection: Connection) -> Session:
+    """A session for user code on a transaction of ours, of the host's own class; its commit and its like raise."""
+    options: dict[str, Any] = {
+        **maker.kw,
+        "bind": connection,
+        "join_transaction_mode": "control_fully",
+    }
+    for competing in ("binds", "twophase", "autobegin"):
+        options.pop(competing, None)
+    session = _guarded(maker.class_)(**options)
+    # A session that never asked for its connection has nothing to commit, and would leave the receipt uncommitted.
+    session.connection()
+    return session
+
+
 class LockRefused(Exception):
     """The row's lock was not to be had in time, or at all just now: the machine room's fault, and no attempt's."""
 
@@ -139,17 +154,7 @@ class StepTransaction:
         connection, locked = self._open()
         # Our bound on lock waits was for our own statement; user code waits as its host decided.
         run_raw(raw(connection), self._statements.unbound, {"was": locked.lock_timeout_was})
-        maker = self._database.sessions
-        options: dict[str, Any] = {
-            **maker.kw,
-            "bind": connection,
-            "join_transaction_mode": "control_fully",
-        }
-        for competing in ("binds", "twophase", "autobegin"):
-            options.pop(competing, None)
-        session = _guarded(maker.class_)(**options)
-        # A session that never asked for its connection has nothing to commit, and would leave the receipt uncommitted.
-        session.connection()
+        session = joined_session(self._database.sessions, connection)
         self._session = session
         self._opened_at = time.monotonic()
         return session
@@ -238,7 +243,7 @@ class StepTransaction:
             log.debug("step_session_close_failed", exc_info=True)
         finally:
             if connection is not None:
-                _end(connection)
+                ended(connection)
 
     def _open(self) -> tuple[Connection, Locked]:
         if self._connection is not None and self._locked is not None:
@@ -256,7 +261,7 @@ class StepTransaction:
                 current = _current_fence(raw(connection), self._statements, self._claim)
                 raise ClaimLost(self._claim.id, self._claim.fence, current, self._claim.what)
         except BaseException:
-            _end(connection)
+            ended(connection)
             raise
         self._connection, self._locked = connection, locked
         return connection, locked
@@ -268,7 +273,7 @@ def _current_fence(driver: psycopg.Connection[Any], statements: Statements, clai
     return int(rows[0]["fence"]) if rows else None
 
 
-def _end(connection: Connection) -> None:
+def ended(connection: Connection) -> None:
     """Roll back and give back; a connection that cannot even do that is thrown away."""
     try:
         if not connection.invalidated and not (driver := raw(connection)).closed:
