@@ -56,11 +56,15 @@ class Relay:
         self._cut = Cut(words, arrives=True, silent=True)
         return self._cut
 
+    def lose_all(self) -> None:
+        """Lose every connection that goes through it now; the server may be at work on what one has sent."""
+        for end in self._ends:
+            _shut(end)
+
     def close(self) -> None:
         """End what still goes through it too: a client that nobody waits for any more would keep its session open."""
         self._listener.close()
-        for end in self._ends:
-            _shut(end)
+        self.lose_all()
 
     def _accept(self) -> None:
         while True:

@@ -43,15 +43,28 @@ select set_config('lock_timeout', :was, true) as set
 
 -- name: look
 -- What is so under the lock: the claim, whether its lease is over, and the database's instant.
-select clock.now, coalesce(k.expires_at <= clock.now, false) as lapsed,
-    cast(k.case_id as text) as case_id, cast(k.execution_id as text) as execution_id, k.step, k.scope_key,
-    cast(k.request_id as text) as request_id, k.attempt, k.claimed_at, k.heartbeat_at, k.expires_at,
+-- locks: the claim: a beat that comes now is skipped, and one under way is waited for, so no lease that was just renewed
+--        is taken
+with held as materialized (
+    select k.case_id, k.execution_id, k.step, k.scope_key, k.request_id, k.attempt, k.claimed_at, k.heartbeat_at,
+        k.expires_at
+    from durable.case_claims k
+    where k.case_id = cast(:id as uuid)
+    for no key update of k
+),
+-- Read once the claim is locked: the lease is judged by it.
+clock as materialized (
+    select durable.durable_now() as now from (select count(*) from held) as locked
+)
+select clock.now, coalesce(h.expires_at <= clock.now, false) as lapsed,
+    cast(h.case_id as text) as case_id, cast(h.execution_id as text) as execution_id, h.step, h.scope_key,
+    cast(h.request_id as text) as request_id, h.attempt, h.claimed_at, h.heartbeat_at, h.expires_at,
     (
         select j.number from durable.case_journal j
         where j.request_id = cast(:request_id as uuid) and j.entry = 'completed' and j.case_id = cast(:id as uuid)
     ) as answered
-from (select durable.durable_now() as now) clock
-left join durable.case_claims k on k.case_id = cast(:id as uuid)
+from clock
+left join held h on true
 
 -- name: lapse
 -- before: the case is locked, and its claim was looked at under the lock: its lease is over
