@@ -108,12 +108,14 @@ def test_another_kind_of_value_replaces_the_whole_at_its_place():
 
 
 def test_a_delta_shares_nothing_with_the_states():
-    new = {"a": {"b": [1]}}
-    patch = delta({}, new)
-    made = applied({}, patch)
-    new["a"]["b"].append(2)
-    made["a"]["b"].append(3)
-    assert patch[0]["value"] == {"b": [1]}
+    new = {"list": [{"b": [1]}], "a": {"b": [1]}, "changed": {"b": [1]}}
+    patch = delta({"list": [], "changed": 1}, new)
+    made = applied({"list": [], "changed": 1}, patch)
+    assert made == new
+    for document in (new, made):
+        for part in (document["list"][0], document["a"], document["changed"]):
+            part["b"].append(2)
+    assert [change["value"] for change in patch] == [{"b": [1]}] * 3
 
 
 @pytest.mark.parametrize(
