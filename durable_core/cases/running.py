@@ -14,6 +14,7 @@ from durable_core.cases import guards
 from durable_core.cases.context import CaseContext, Write
 from durable_core.cases.delta import delta
 from durable_core.cases.journal import Draft, EntryKind, Head, Payload
+from durable_core.cases.passing import passing
 from durable_core.cases.request import Claimed, Executed, Request
 from durable_core.cases.store import Looked, StateWrite, StoreTransaction
 from durable_core.claims.session import leave_if_forked
@@ -61,6 +62,9 @@ class Running:
                 raise
             except CommitUnknown:
                 # Whether it stands nobody can tell now: to say "failed", or to run it again, could be wrong.
+                raise
+            except passing():
+                # The task ends. Its claim is left to its lease, as that of a process that was killed.
                 raise
             except Exception as error:
                 log.warning("case_attempt_failed", extra=self._facts(attempt=attempt, error=type(error).__name__))

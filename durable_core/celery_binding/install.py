@@ -7,8 +7,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
 
 from durable_core import kinds, tracing, wakes
+from durable_core.cases import passing
 from durable_core.celery_binding import pulse, tasks, transport, workers
 from durable_core.celery_binding.durable import Durable
 from durable_core.database.statements import use_schema
@@ -43,6 +45,7 @@ def install(app: Celery) -> Durable:
     # Asked at the first statement, for a process that only enqueues reads no other setting.
     use_schema(lambda: durable.settings.schema)
     tracing.use(lambda: durable.settings.trace)
+    passing.use(SoftTimeLimitExceeded)
 
     def add_missing_entries(sender: Celery, **_: Any) -> None:
         if not durable.settings.beat:
