@@ -17,6 +17,8 @@ beat_schedule = {
     "durable-poll": {"task": "durable.poll", "schedule": 1.0, "options": CONTROL},
     # Ends waiting deliveries whose time to be useful is over.
     "durable-expire": {"task": "durable.expire", "schedule": 15.0, "options": CONTROL},
+    # Has events of other systems brought to their end whose process was lost.
+    "durable-ingest": {"task": "durable.ingest", "schedule": 15.0, "options": CONTROL},
     # Deletes finished rows past their retention: once an hour, and offered more often, for beat counts from its start.
     "durable-prune": {"task": "durable.prune", "schedule": 300.0, "options": CONTROL},
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from durable_core.cases import sweep as cases
 from durable_core.database.connections import Database
 from durable_core.database.statements import Statement, beside
 from durable_core.database.transactions import (
@@ -174,6 +175,11 @@ SWEEPS: tuple[Sweep, ...] = (
         "expire", 15.0, "waiting rows whose time to be useful is over",
         lambda database, bounds: sum(contract.expire(database) for contract in CONTRACTS),
         look=lambda: (OVERDUE, {}),
+    ),
+    Sweep(
+        "ingest", 15.0, "events of other systems whose process was lost",
+        lambda database, bounds: cases.recover(database),
+        look=cases.look,
     ),
     Sweep(
         "prune", 3600.0, "finished rows past their retention",

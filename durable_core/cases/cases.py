@@ -9,14 +9,16 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from durable_core.cases import guards, read
+from durable_core.cases import guards, later, read
 from durable_core.cases.attempt import Lifecycle
 from durable_core.cases.clock import Clock, SystemClock
 from durable_core.cases.declare import Attempts, CaseType
 from durable_core.cases.executions import Execution
 from durable_core.cases.guards import NOT_GIVEN, Affordance, Evaluation
+from durable_core.cases.ingest import ExternalActor, external_actor
 from durable_core.cases.journal import Entry, Head, Seal, Verified, current_key
 from durable_core.cases.memory import MemoryStore
+from durable_core.cases.outside import Outside
 from durable_core.cases.postgres import PostgresStore
 from durable_core.cases.read import Case
 from durable_core.cases.replay import Replayed
@@ -26,13 +28,14 @@ from durable_core.database.connections import Database
 from durable_core.errors import DefinitionError
 
 
-class Cases:
+class Cases(Outside):
     """
     Cases of these types in this database: an Engine, a sessionmaker or a `Database`, or a `MemoryStore` in tests.
 
     Methods that take `tx` work in the caller's transaction and never commit it; `execute` owns its transactions,
     for a handler runs between two of them. `lease` and `heartbeat` are seconds; `clock` is for guards and sleeps,
     never for leases. `journal_key` seals the journal, in the place of the setting `durable_journal_key`.
+    `external_actor(event)` is who acts when an event is ingested: its system, `{"system": ...}`, if not given.
 
     Raises DefinitionError.
     """
@@ -46,6 +49,7 @@ class Cases:
         heartbeat: float = 5.0,
         clock: Clock | None = None,
         journal_key: str | bytes | None = None,
+        external_actor: ExternalActor = external_actor,
     ) -> None:
         self.types: dict[str, CaseType[Any]] = {}
         for one in types:
@@ -60,6 +64,10 @@ class Cases:
             clock = engine.clock if isinstance(engine, MemoryStore) else SystemClock()
         self._key = journal_key.encode() if isinstance(journal_key, str) else journal_key
         self.lifecycle = Lifecycle(self.store, self.types, clock, lambda: Seal(self._key or current_key()))
+        self.external_actor = external_actor
+        if isinstance(self.store, PostgresStore):
+            for case_type in self.types.values():
+                later.carry(case_type, self)
 
     def create(self, tx: Any, case_type: CaseType[Any] | str, state: Any) -> Case:
         """

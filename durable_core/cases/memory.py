@@ -42,6 +42,8 @@ class MemoryStore:
         self.journal: dict[str, list[Entry]] = {}
         self.correlations: dict[tuple[str, str], Correlation] = {}
         self.tables: dict[str, list[Any]] = {}
+        self.events: dict[str, Any] = {}
+        """The rows of the inbox, by their keys."""
         self.ordinal = 0
         self._lock = threading.Lock()
         self._holder: int | None = None
@@ -109,7 +111,7 @@ class MemoryTransaction:
         while self._undo:
             self._undo.pop()()
 
-    def _put(self, rows: dict[Any, Any], key: Any, row: Any) -> None:
+    def put(self, rows: dict[Any, Any], key: Any, row: Any) -> None:
         """A row under its key, or none; undone by a rollback."""
         missing = key not in rows
         before = rows.get(key)
@@ -150,7 +152,7 @@ class MemoryTransaction:
             id=case_id, case_type=case_type, state=state, seq=0, ended_at=None, journal_count=0, journal_head=GENESIS,
             created_at=now, updated_at=now,
         )  # fmt: skip
-        self._put(self.store.cases, case_id, case)
+        self.put(self.store.cases, case_id, case)
         return case
 
     def lock(self, case_id: str) -> CaseRow | None:
@@ -180,7 +182,7 @@ class MemoryTransaction:
 
     def lapse(self, claim: ClaimRow, entry: Entry) -> None:
         self._append(entry)
-        self._put(self.store.claims, claim.case_id, None)
+        self.put(self.store.claims, claim.case_id, None)
 
     def take(self, claim: NewClaim, entry: Entry) -> ClaimRow:
         assert claim.case_id not in self.store.claims
@@ -191,7 +193,7 @@ class MemoryTransaction:
             request_id=claim.request_id, attempt=1, claimed_at=now, heartbeat_at=now,
             expires_at=now + timedelta(seconds=claim.lease_seconds),
         )  # fmt: skip
-        self._put(self.store.claims, claim.case_id, taken)
+        self.put(self.store.claims, claim.case_id, taken)
         return taken
 
     def append(self, entry: Entry, *, attempt: int | None = None, release: bool = False) -> None:
@@ -200,14 +202,14 @@ class MemoryTransaction:
         if claim is None or claim.execution_id != entry.execution_id:
             return
         if release:
-            self._put(self.store.claims, entry.case_id, None)
+            self.put(self.store.claims, entry.case_id, None)
         elif attempt is not None:
-            self._put(self.store.claims, entry.case_id, replace(claim, attempt=attempt))
+            self.put(self.store.claims, entry.case_id, replace(claim, attempt=attempt))
 
     def write_state(self, write: StateWrite) -> None:
         case = self.store.cases[write.case_id]
         changed = replace(case, state=write.state, seq=write.seq, ended_at=write.ended_at, updated_at=write.at)
-        self._put(self.store.cases, case.id, changed)
+        self.put(self.store.cases, case.id, changed)
 
     def effect(self, write: Callable[[Any], object]) -> None:
         write(self)
@@ -216,7 +218,7 @@ class MemoryTransaction:
         if write is not None:
             self.write_state(write)
         self._append(entry)
-        self._put(self.store.claims, entry.case_id, None)
+        self.put(self.store.claims, entry.case_id, None)
 
     def _append(self, entry: Entry) -> None:
         case = self.store.cases[entry.case_id]
@@ -225,7 +227,7 @@ class MemoryTransaction:
         entries = self.store.journal.setdefault(entry.case_id, [])
         entries.append(replace(entry, ordinal=self.store.ordinal))
         self._undo.append(entries.pop)
-        self._put(self.store.cases, case.id, replace(case, journal_count=entry.number, journal_head=entry.chain))
+        self.put(self.store.cases, case.id, replace(case, journal_count=entry.number, journal_head=entry.chain))
 
     # --- beside it --------------------------------------------------------------------------------
 
@@ -247,5 +249,5 @@ class MemoryTransaction:
             **vars(correlation), id=before.id if before else str(uuid7()),
             created_at=before.created_at if before else now, updated_at=now,
         )  # fmt: skip
-        self._put(self.store.correlations, named, made)
+        self.put(self.store.correlations, named, made)
         return made

@@ -127,6 +127,10 @@ class StepTransaction:
         self._opening = threading.RLock()  # a handler's threads may be the first to ask, all at once
 
     @property
+    def database(self) -> Database:
+        return self._database
+
+    @property
     def used(self) -> bool:
         """Whether user code was given the session: then its work goes with the transaction, and cannot be replayed."""
         return self._session is not None

@@ -18,6 +18,7 @@ from durable_core.arguments import Signature
 from durable_core.claims.claim import Claim
 from durable_core.claims.heartbeat import Held
 from durable_core.claims.session import Effect, StepTransaction
+from durable_core.database.connections import Database
 from durable_core.database.transactions import AsyncTransaction, Transaction, achecked, checked
 from durable_core.deliveries.enqueue import aenqueue_new, enqueue_new
 from durable_core.deliveries.not_a_task import NoTask
@@ -140,6 +141,11 @@ class Step:
     def handler_returned(self) -> None:
         """From here on the commit's effects are settled."""
         self._returned = True
+
+
+def database_of(step: Step) -> Database:
+    """The database of the worker that carries this step out, for handlers of ours whose transactions are their own."""
+    return step._transaction.database
 
 
 class AsyncStep(Step):

@@ -234,8 +234,8 @@ def test_beat_entries_of_the_host_are_kept_and_only_missing_ones_added(
 
     assert {name: app.conf.beat_schedule[name] for name in own} == own
     assert sorted(entry["task"] for entry in app.conf.beat_schedule.values()) == [
-        "durable.cron", "durable.dispatch", "durable.expire", "durable.poll", "durable.prune", "durable.reap",
-        "host.nightly",
+        "durable.cron", "durable.dispatch", "durable.expire", "durable.ingest", "durable.poll", "durable.prune",
+        "durable.reap", "host.nightly",
     ]  # fmt: skip
 
 

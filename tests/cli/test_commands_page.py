@@ -81,6 +81,7 @@ def night(engine: Engine, database: Database, declare: Callable[..., Any], worke
             ("cron", 1, 0),
             ("poll", 1, 0),
             ("expire", 9, 0),
+            ("ingest", 4, 0),
         ):
             tx.execute(
                 text(

@@ -46,6 +46,7 @@ def all_swept(swept: Callable[[str, float], None]) -> None:
     swept("cron", 0)
     swept("poll", 0)
     swept("expire", 5)
+    swept("ingest", 5)
     swept("prune", 60)
 
 
@@ -105,7 +106,7 @@ def test_a_check_fails_when_the_oldest_due_row_is_too_old(
 ) -> None:
     make(queue="mail")
     clock.advance(seconds=400)
-    for name in ("dispatch", "reap", "cron", "poll", "expire", "prune"):
+    for name in ("dispatch", "reap", "cron", "poll", "expire", "ingest", "prune"):
         swept(name, 0)
 
     result = durable("status", "--check", "--json")
@@ -127,6 +128,7 @@ def test_a_late_sweep_is_shown_and_a_check_fails_once_it_is_missing(
     swept("cron", 0)
     swept("poll", 0)
     swept("expire", 5)
+    swept("ingest", 5)
     swept("prune", 60)
     result = durable("status", "--check")
     assert result.exit_code == exit_code
