@@ -23,6 +23,10 @@ if "SHOP_PLANS" in os.environ:
 
     plan_kinds.PlanKinds()
     plan_kinds.hold_at_claims()
+if "SHOP_CASES" in os.environ:
+    from tests.celery import case_types
+
+    case_types.CaseTypes()
 if "SHOP_POINTS" in os.environ:
     points.connect(shop.pause)
 if "SHOP_BUSY_PARENT" in os.environ:
