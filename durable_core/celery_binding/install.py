@@ -10,7 +10,7 @@ from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
 from durable_core import kinds, tracing, wakes
-from durable_core.cases import passing
+from durable_core.cases import journal, passing
 from durable_core.celery_binding import pulse, tasks, transport, workers
 from durable_core.celery_binding.durable import Durable
 from durable_core.database.statements import use_schema
@@ -46,6 +46,7 @@ def install(app: Celery) -> Durable:
     use_schema(lambda: durable.settings.schema)
     tracing.use(lambda: durable.settings.trace)
     passing.use(SoftTimeLimitExceeded)
+    journal.use_key(lambda: durable.settings.journal_key)
 
     def add_missing_entries(sender: Celery, **_: Any) -> None:
         if not durable.settings.beat:

@@ -15,11 +15,15 @@ from sqlalchemy.orm import scoped_session, sessionmaker
 from durable_core.celery_binding.environment import engine_from_environment
 from durable_core.celery_binding.settings import DAY, Settings
 from durable_core.errors import DefinitionError
+from durable_core.secrets import MASK
 
 PREFIX = "durable_"
 
 DATABASES = ("durable_engine", "durable_sessionmaker")
 """They say where the rows are, and have no default."""
+
+SECRET = ("durable_journal_key",)
+"""Shown masked, also where they are refused."""
 
 _SPELLED = {"retention_seconds": ("durable_retention_days", DAY)}
 """Settings whose name and unit differ from the field that they become."""
@@ -68,6 +72,8 @@ def settings_of(app: Celery) -> tuple[list[Setting], str | None]:
         if name in DATABASES:
             value = _place(given)
             source = "environment" if given is engine_from_environment else source
+        elif name in SECRET and value is not None:
+            value = MASK
         elif not isinstance(value, str | int | float | Mapping | None):
             value = repr(value)  # refused, or nothing that JSON has a word for
         found.append(Setting(name, value, source))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery import Celery
@@ -36,6 +36,7 @@ class Settings:
     sweep_intervals: Mapping[str, float] | None = None
     flower_payload: bool = False
     trace: Mode = Mode.LINK
+    journal_key: str | None = field(default=None, repr=False)
 
     @staticmethod
     def of(app: Celery) -> Settings:
@@ -57,6 +58,7 @@ class Settings:
             sweep_intervals={name: _number(f"durable_sweep_intervals[{name!r}]", v) for name, v in intervals.items()},
             flower_payload=_switch(conf, "durable_flower_payload", defaults.flower_payload),
             trace=checked_mode(conf.get("durable_trace") or defaults.trace),
+            journal_key=_key(conf, "durable_journal_key"),
         )
         settings.holder()  # a lease and a heartbeat that do not fit are told at the start, not by every task
         return settings
@@ -101,6 +103,14 @@ def _switch(conf: Any, name: str, default: bool) -> bool:
         # The text "false" is true to Python.
         raise DefinitionError(f"{name}={value!r}: give True or False.")
     return default if value is None else value
+
+
+def _key(conf: Any, name: str) -> str | None:
+    value = conf.get(name)
+    if value is not None and (not isinstance(value, str) or not value):
+        # What was given is not repeated: it may be the key all the same.
+        raise DefinitionError(f"{name}: give a text that is not empty, or nothing for no key.")
+    return value
 
 
 def _number(name: str, value: object) -> float:

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from durable_core import pulse
+from durable_core.cases import journal
 from durable_core.cli.main import main
 from durable_core.database.statements import DEFAULT_SCHEMA, use_schema
 from durable_core.pulse import Read, Verdict
@@ -50,6 +51,7 @@ class Pulses:
             return CliRunner().invoke(main, ["--database-url", url, "probe", "--ready", *line])
         finally:
             use_schema(DEFAULT_SCHEMA)
+            journal.use_key(None)
 
     def quick(self) -> int:
         """The exit code of the quick form, as a container asks it."""

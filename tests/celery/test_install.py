@@ -13,7 +13,9 @@ from celery import Celery
 
 from beat_schedule import beat_schedule
 from durable_core import DefinitionError, delivery, kinds, operation
+from durable_core.cases import journal
 from durable_core.celery_binding import Durable, installed
+from durable_core.celery_binding.settings import Settings
 from durable_core.celery_binding.tasks import HARD_LIMIT_GRACE
 from durable_core.deliveries.declare import registry
 from durable_core.errors import NotInstalled
@@ -287,6 +289,15 @@ def test_a_wrong_setting_is_named(app: Celery, install_here: Callable[[Celery], 
     durable = install_here(app)
     with pytest.raises(DefinitionError, match="dispatchh"):
         _ = durable.settings
+
+
+def test_the_key_of_the_journals_is_the_apps(app: Celery, install_here: Callable[[Celery], Durable]) -> None:
+    app.conf.durable_journal_key = "of the app"
+    install_here(app)
+    assert journal.current_key() == b"of the app"
+    app.conf.durable_journal_key = ""
+    with pytest.raises(DefinitionError, match="durable_journal_key: give a text"):
+        Settings.of(app)
 
 
 def test_the_deployable_schedule_and_app_are_the_sweeps_spelled_out() -> None:

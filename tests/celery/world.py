@@ -20,6 +20,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from durable_core import deliveries, kinds, wakes
+from durable_core.cases import journal
 from durable_core.celery_binding import Durable, install
 from durable_core.claims.journal import Line
 from durable_core.database import statements
@@ -37,12 +38,12 @@ FINISHED = frozenset({"sent", "failed", "dead", "canceled", "expired"})
 @contextmanager
 def installed_here(app: Celery) -> Iterator[Durable]:
     """`install(app)` in this process, undone at the end: other tests of the process have none."""
-    carrier, schema = wakes.carrier(), statements._schema
+    carrier, schema, key = wakes.carrier(), statements._schema, journal._key
     listeners = {registry: list(registry._listeners) for registry in kinds.CONTRACTS.values()}
     try:
         yield install(app)
     finally:
-        statements._schema = schema
+        statements._schema, journal._key = schema, key
         wakes.use_carrier(carrier)
         for registry, before in listeners.items():
             registry._listeners[:] = before

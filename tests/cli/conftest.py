@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import Engine
 
+from durable_core.cases import journal
 from durable_core.cli.main import main
 from durable_core.database.statements import DEFAULT_SCHEMA, use_schema
 from tests.operations import declare_operation, look, operation_row, remote, reset, start  # noqa: F401  (fixtures)
@@ -36,6 +37,7 @@ def run() -> Iterator[Callable[..., Result]]:
 
     yield _run
     use_schema(DEFAULT_SCHEMA)
+    journal.use_key(None)
 
 
 @pytest.fixture

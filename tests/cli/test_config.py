@@ -100,6 +100,14 @@ def test_the_deployable_app_takes_its_database_from_the_environment(tmp_path: Pa
     assert "hunter2" not in done.stdout
 
 
+@pytest.mark.parametrize("key", ["'hunter2secret'", "b'hunter2secret'", "['hunter2secret']"])
+def test_the_key_of_journals_is_masked_also_where_it_is_refused(run: Run, app: Callable[..., str], key: str) -> None:
+    result = run("config", "-A", app(f"app.conf.durable_journal_key = {key}"), "--json")
+    assert settings(result)["durable_journal_key"] == ("***", "app")
+    assert "hunter2secret" not in result.output
+    assert bool(value_of(result)["problems"]) == (not key.startswith("'"))
+
+
 def test_no_secret_is_shown(run: Run, app: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in variables():
         # Of its own: a password that was met once is masked everywhere.

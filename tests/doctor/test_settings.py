@@ -102,7 +102,7 @@ def test_a_setting_of_ours_that_cannot_be_used_is_one_finding_and_the_others_cou
     assert {name: getattr(at_hand, name) for name in left} == left
     assert at_hand.shutdown_grace == 7
     assert at_hand.schema == left.get("schema", "work_2")
-    assert len(of_celery.installation(durable).sweeps) == 6
+    assert len(of_celery.installation(durable).sweeps) == 7
 
 
 def test_intervals_that_are_the_defaults_for_want_of_the_apps_own_are_called_so(host):

@@ -203,6 +203,7 @@ def test_the_defaults_of_the_settings_are_those_of_the_code() -> None:
         "durable_beat": defaults.beat,
         "durable_flower_payload": defaults.flower_payload,
         "durable_trace": defaults.trace,
+        "durable_journal_key": defaults.journal_key,
         "durable_sweep_intervals": defaults.sweep_intervals,
     }
     shown = {words(row[0])[0]: row[2].strip("`") for row in SETTINGS.table("setting")}
