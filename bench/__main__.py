@@ -7,12 +7,13 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-DEFAULT = {"jobs": 1000, "rounds": 3, "steady": 6.0, "idle": 20.0}
-QUICK = {"jobs": 200, "rounds": 1, "steady": 2.0, "idle": 0.0}
+DEFAULT = {"jobs": 1000, "rounds": 3, "steady": 6.0, "idle": 20.0, "entries": 100_000}
+QUICK = {"jobs": 200, "rounds": 1, "steady": 2.0, "idle": 0.0, "entries": 10_000}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,6 +26,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, help=f"rounds, every second one in reverse order ({DEFAULT['rounds']})")
     made.add_argument("--steady", type=float, help=f"seconds at 50 a second ({DEFAULT['steady']:g}; 0 leaves it out)")
     made.add_argument("--idle", type=float, help=f"seconds at rest, once ({DEFAULT['idle']:g}; 0 leaves it out)")
+    made.add_argument("--entries", type=int, help=f"of the journal of a long case ({DEFAULT['entries']}; 0: no cases)")
+    made.add_argument("--cases", action="store_true", help="only what executing a step of a case costs")
     made.add_argument("--json", type=Path, metavar="FILE", help="also append every measure to FILE, a JSON line each")
     return made
 
@@ -38,7 +41,29 @@ def sizes_of(asked: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     sizes = sizes_of(parsed := parser().parse_args())
     with tempfile.TemporaryDirectory(prefix="durable-bench-") as temporary:
-        return _run(Path(temporary), sizes, parsed.json)
+        run = _cases if parsed.cases else _run
+        return run(Path(temporary), sizes, parsed.json)
+
+
+def _cases(folder: Path, asked: dict[str, Any], lines: Path | None) -> int:
+    from bench import stack
+
+    with stack.servers(folder / "servers") as addresses:
+        stack.environment(addresses, folder / "marks")
+        from bench import cases
+
+        found = cases.run(addresses.database_url, entries=asked["entries"])
+    _append(lines, found)
+    print(cases.table(found), end="\n\n")
+    print("\n".join(cases.verdicts(found)))
+    return 0
+
+
+def _append(lines: Path | None, found: Iterable[Any]) -> None:
+    if lines is not None:
+        with lines.open("a") as out:
+            for one in found:
+                out.write(json.dumps(one.as_line()) + "\n")
 
 
 def _run(folder: Path, asked: dict[str, Any], lines: Path | None) -> int:
@@ -47,7 +72,7 @@ def _run(folder: Path, asked: dict[str, Any], lines: Path | None) -> int:
     with stack.servers(folder / "servers") as addresses:
         stack.environment(addresses, folder / "marks")
         # Only now: the candidates read their addresses when they are imported.
-        from bench import measure, report, round_trips, rounds, sql
+        from bench import cases, measure, report, round_trips, rounds, sql
 
         sizes = rounds.Sizes(
             jobs=asked["jobs"], warm_up=max(20, asked["jobs"] // 10), rounds=asked["rounds"],
@@ -72,10 +97,8 @@ def _run(folder: Path, asked: dict[str, Any], lines: Path | None) -> int:
         finally:
             bench.close()
         turns += resting
-        if lines is not None:
-            with lines.open("a") as out:
-                for one in (*counted, *turns):
-                    out.write(json.dumps(one.as_line()) + "\n")
+        costs = cases.run(addresses.database_url, entries=asked["entries"]) if asked["entries"] else []
+        _append(lines, (*counted, *turns, *costs))
     # In the order in which they are declared, whichever order the last round had.
     names = [*(c.name for c in rounds.CANDIDATES), sql.NAME, rounds.MEMORY_BASE.name]
     turns.sort(key=lambda turn: names.index(turn.candidate))
@@ -83,7 +106,9 @@ def _run(folder: Path, asked: dict[str, Any], lines: Path | None) -> int:
     print(report.round_trips(counted), end="\n\n")
     if resting:
         print(report.idle_by(resting), end="\n\n")
-    print("\n".join(report.verdicts(turns, counted)))
+    if costs:
+        print(cases.table(costs), end="\n\n")
+    print("\n".join([*report.verdicts(turns, counted), *cases.verdicts(costs)]))
     print(f"load average when it began: {load:.2f}, {os.getloadavg()[0]:.2f} now; of a busy machine only ratios count")
     return 0
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from bench.arithmetic import median, paired_ratio
 from bench.round_trips import Counted
 from bench.rounds import BASE, MEMORY_BASE, OURS, Turn
+from bench.tables import markdown, number, verdict
 
 CPU_LIMIT, TRIPS_LIMIT, ENQUEUE_LIMIT, IDLE_LIMIT = 1.7, 3, 1, 3.0
-
-MISSING = "-"
 
 COLUMNS: tuple[tuple[str, Callable[[Turn], float | None], int], ...] = (
     ("worker CPU ms", lambda turn: turn.worker_cpu_ms, 2),
@@ -51,40 +50,26 @@ def table(turns: Sequence[Turn]) -> str:
     return markdown([head, *rows])
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    head, *rest = rows
-    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] + ["---:"] * (len(head) - 1), *rest)]
-    return "\n".join(lines)
-
-
-def number(value: float | None, digits: int) -> str:
-    return MISSING if value is None else f"{value:.{digits}f}"
-
-
 def verdicts(turns: Sequence[Turn], counted: Sequence[Counted]) -> list[str]:
     """Each limit beside what this run measured; a limit that was not looked at is left out."""
     said = []
     cpu = ratio(turns, OURS)
     if cpu is not None:
-        said.append(_verdict(f"CPU of {OURS} / CPU of {BASE}", cpu, CPU_LIMIT, 2))
+        said.append(verdict(f"CPU of {OURS} / CPU of {BASE}", cpu, CPU_LIMIT, 2))
     idle = median(turn.idle_statements_per_second for turn in of(turns, OURS))
     if idle is not None:
-        said.append(_verdict("idle statements/s", idle, IDLE_LIMIT, 2))
+        said.append(verdict("idle statements/s", idle, IDLE_LIMIT, 2))
     trips = {one.act: len(one.trips) for one in counted}
     for act, count in trips.items():
         if act.startswith("claim to commit, handler: no database"):
-            said.append(_verdict(f"round trips, {act}", count, TRIPS_LIMIT, 0))
+            said.append(verdict(f"round trips, {act}", count, TRIPS_LIMIT, 0))
         if act.startswith("the same with an enqueue"):
             more = count - trips["the caller's transaction: one INSERT"]
-            said.append(_verdict(f"round trips more, {act}", more, ENQUEUE_LIMIT, 0))
+            said.append(verdict(f"round trips more, {act}", more, ENQUEUE_LIMIT, 0))
     mine, base = (median(turn.child_uss for turn in of(turns, name)) for name in (OURS, MEMORY_BASE.name))
     if mine and base:
         said.append(f"{'':7} USS of a child: {(mine - base) / 1e6:+.1f} MB against {MEMORY_BASE.name}")
     return said
-
-
-def _verdict(what: str, value: float, limit: float, digits: int) -> str:
-    return f"{'reached' if value <= limit else 'MISSED':7} {what}: {value:.{digits}f}, limit {limit:g}"
 
 
 def idle_by(turns: Iterable[Turn]) -> str:

@@ -50,6 +50,8 @@ def test_a_worker_that_comes_back_after_its_lease_adds_its_error_and_no_more():
     assert (expired.ended_at - expired.claimed_at).total_seconds() == 1
     assert [one.name for one in expired.errors] == ["LeaseExpired", "CaseClaimLost"]
     assert (expired.actor, expired.last_entry) == ("ben", 10)
+    before = fold(a_journal().entries[:8])[2]
+    assert (before.actor, before.status) == ("ben", ExecutionStatus.EXPIRED)
 
 
 def test_a_part_of_a_journal_tells_what_it_can():
