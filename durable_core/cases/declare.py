@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -255,6 +256,8 @@ class CaseType(Generic[S]):
         """
         if state is None:
             raise InvalidState(self.name, (Misfit("", "it is None; a handler returns the state"),))
+        if inspect.iscoroutine(state):
+            state.close()  # it never runs, and is refused below
         try:
             return self.state.dump(state)
         except Misfits as unfit:

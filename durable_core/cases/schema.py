@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from typing import Any
 
@@ -128,8 +127,6 @@ class Schema:
 
     def _written(self, value: object) -> Any:
         assert self._adapter is not None
-        if inspect.iscoroutine(value):
-            value.close()
         try:
             return plain(self._adapter.dump_python(value, mode="json", warnings="none"))
         except Exception as unfit:
