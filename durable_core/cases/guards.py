@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from durable_core.cases.conditions import Condition, Scope, Unmet
 from durable_core.cases.declare import CaseType, Step
+from durable_core.cases.passing import passing
 from durable_core.deliveries.options import in_utc
 from durable_core.refusals import BadScopeKey, UnknownStep
 
@@ -147,6 +148,8 @@ def _asked(section: str, condition: Condition, state: Any, words: Mapping[str, A
     assert condition.function is not None
     try:
         answer: object = condition.function(state, **{word: words[word] for word in condition.takes})
+    except passing():
+        raise  # the task ends, whatever it was about to ask
     except Exception as raised:  # whatever a condition does, it is a condition that does not hold
         return Result(section, condition.name, False, f"the condition raised {_told(raised)}")
     if isinstance(answer, bool):
@@ -269,6 +272,8 @@ def _selected(step: Step, scope: Scope, state: Any) -> dict[str, Any]:
 
     try:
         given: object = scope.select(state)
+    except passing():
+        raise
     except Exception as raised:
         raise _Unselectable(f"its selector raised {_told(raised)}") from raised
     _close(given)
@@ -277,6 +282,8 @@ def _selected(step: Step, scope: Scope, state: Any) -> dict[str, Any]:
     try:
         elements = list(given)
         keys: list[object] = [scope.key(element) for element in elements]
+    except passing():
+        raise
     except Exception as raised:
         raise _Unselectable(f"its selector or its key raised {_told(raised)}") from raised
     selected: dict[str, Any] = {}

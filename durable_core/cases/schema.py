@@ -8,6 +8,7 @@ from typing import Any
 import pydantic
 
 from durable_core.arguments import MAX_DEPTH, Unfit, check, clean_text
+from durable_core.cases.passing import passing
 from durable_core.errors import DefinitionError
 from durable_core.refusals import Misfit
 
@@ -122,6 +123,8 @@ class Schema:
                     for one in found[:MOST_ISSUES]
                 )
             ) from None
+        except passing():
+            raise  # the task ends: that says nothing of the document
         except Exception as raised:  # a validator of the model
             raise Misfits((Misfit("", f"its model raised {type(raised).__name__}"),)) from raised
 
@@ -129,6 +132,8 @@ class Schema:
         assert self._adapter is not None
         try:
             return plain(self._adapter.dump_python(value, mode="json", warnings="none"))
+        except passing():
+            raise
         except Exception as unfit:
             raise Misfits((_unfit(unfit),)) from None
 

@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
+from durable_core.cases import passing
 from durable_core.cases.declare import CaseType, Scope, Unmet, any_of
 from durable_core.cases.guards import NOT_GIVEN, Evaluation, Result, address, affordances, evaluate, explain
 from durable_core.errors import InvalidOption
@@ -212,6 +213,53 @@ def test_what_ends_the_process_passes(control):
 
     with pytest.raises(control):
         asked(requires={"open": ending})
+
+
+class TimeIsUp(Exception):
+    """As Celery's soft time limit is one: an Exception that is no answer to anything."""
+
+
+def out_of_time(*_):
+    raise TimeIsUp
+
+
+def out_of_time_within(_):
+    yield {"id": "ann"}
+    raise TimeIsUp
+
+
+class OutOfTime(BaseModel):
+    price: int
+
+    @field_validator("price")
+    @classmethod
+    def looked_up(cls, price: int) -> int:
+        raise TimeIsUp
+
+
+OUT_OF_TIME = {
+    "condition": lambda: asked(requires={"open": lambda state: out_of_time()}),
+    "selector": lambda: affordances(scoped(select=out_of_time), TWO, None, NOON),
+    "selection": lambda: affordances(scoped(select=lambda state: out_of_time_within(state)), TWO, None, NOON),
+    "key": lambda: affordances(scoped(key=out_of_time), TWO, None, NOON),
+    "model": lambda: CaseType("sale", state=OutOfTime, registered=False).load({"price": 1}),
+}
+
+
+@pytest.fixture
+def limited():
+    before = passing.passing()
+    passing.use(TimeIsUp)
+    yield
+    passing.use(*before)
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("where", OUT_OF_TIME)
+def test_a_time_limit_of_the_task_passes_for_it_says_nothing_of_the_guard(where):
+    """A request through Celery would be given up as refused, for ever."""
+    with pytest.raises(TimeIsUp):
+        OUT_OF_TIME[where]()
 
 
 # --- JSON ----------------------------------------------------------------------------------------
