@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from durable_core import deliveries, operations, plans
+    from durable_core.cases.cases import Cases
+    from durable_core.cases.clock import VirtualClock
+    from durable_core.cases.conditions import Scope, Unmet, any_of
+    from durable_core.cases.context import CaseContext
+    from durable_core.cases.declare import CaseType
+    from durable_core.cases.event import Event
+    from durable_core.cases.memory import MemoryStore
+    from durable_core.cases.policy import Attempts
     from durable_core.deliveries.declare import AsyncStep, DeliveryKind, Step, delivery
     from durable_core.deliveries.enqueue import enqueue_by_name, enqueue_many
     from durable_core.deliveries.rows import Ref
@@ -39,14 +47,26 @@ if TYPE_CHECKING:
     from durable_core.plans.rows import Plan
     from durable_core.plans.target import Target, target_version
     from durable_core.refusals import (
+        BadScopeKey,
+        CaseBusy,
+        CaseClaimLost,
+        CaseNotFound,
+        CaseRefused,
+        ExecutionFailed,
+        InvalidInput,
+        InvalidState,
         Issue,
+        Misfit,
         NotConfigured,
         OperationInFlight,
         PlanExpired,
         PlanRefused,
         SelfApproval,
         StalePlan,
+        StepNotAvailable,
         TargetsUnresolved,
+        UnknownCaseType,
+        UnknownStep,
     )
     from durable_core.retry import Backoff
     from durable_core.secrets import Secret
@@ -57,23 +77,38 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncStep",
+    "Attempts",
     "Backoff",
+    "BadScopeKey",
+    "CaseBusy",
+    "CaseClaimLost",
+    "CaseContext",
+    "CaseNotFound",
+    "CaseRefused",
+    "CaseType",
+    "Cases",
     "ClaimLost",
     "DefinitionError",
     "DeliveryKind",
     "DeliveryState",
     "DurableError",
     "EffectEscaped",
+    "Event",
+    "ExecutionFailed",
     "ExternalStatus",
     "GiveUp",
     "IdempotencyConflict",
     "IllegalMove",
     "InvalidArguments",
+    "InvalidInput",
     "InvalidOption",
+    "InvalidState",
     "Issue",
     "Issued",
     "KeyInFlight",
     "KeyTaken",
+    "MemoryStore",
+    "Misfit",
     "NotConfigured",
     "NotFound",
     "OperationInFlight",
@@ -92,17 +127,24 @@ __all__ = [
     "RowBusy",
     "SchemaAhead",
     "SchemaBehind",
+    "Scope",
     "Secret",
     "SelfApproval",
     "Snooze",
     "StalePlan",
     "Step",
     "StepKind",
+    "StepNotAvailable",
     "StepTransactionOwned",
     "Target",
     "TargetsUnresolved",
+    "UnknownCaseType",
     "UnknownHandler",
+    "UnknownStep",
+    "Unmet",
     "UnsupportedTransaction",
+    "VirtualClock",
+    "any_of",
     "deliveries",
     "delivery",
     "enqueue_by_name",
@@ -153,14 +195,26 @@ _NAMES = {
     "durable_core.plans.target": ("Target", "target_version"),
     "durable_core.plans.rows": ("Plan",),
     "durable_core.refusals": (
+        "BadScopeKey",
+        "CaseBusy",
+        "CaseClaimLost",
+        "CaseNotFound",
+        "CaseRefused",
+        "ExecutionFailed",
+        "InvalidInput",
+        "InvalidState",
         "Issue",
+        "Misfit",
         "NotConfigured",
         "OperationInFlight",
         "PlanExpired",
         "PlanRefused",
         "SelfApproval",
         "StalePlan",
+        "StepNotAvailable",
         "TargetsUnresolved",
+        "UnknownCaseType",
+        "UnknownStep",
     ),
     "durable_core.retry": ("Backoff",),
     "durable_core.secrets": ("Secret",),
@@ -177,6 +231,18 @@ _NAMES = {
         "Poll",
     ),
     "durable_core.wakes": ("wake",),
+    "durable_core.cases.cases": ("Cases",),
+    "durable_core.cases.clock": ("VirtualClock",),
+    "durable_core.cases.conditions": (
+        "Scope",
+        "Unmet",
+        "any_of",
+    ),
+    "durable_core.cases.context": ("CaseContext",),
+    "durable_core.cases.declare": ("CaseType",),
+    "durable_core.cases.event": ("Event",),
+    "durable_core.cases.memory": ("MemoryStore",),
+    "durable_core.cases.policy": ("Attempts",),
 }
 """Where each name comes from. Each is imported when it is first asked for: a container that asks every ten seconds
 whether its worker lives does not import SQLAlchemy for it."""

@@ -14,6 +14,7 @@ from durable_core.errors import (
     DurableError,
     IdempotencyConflict,
     IllegalMove,
+    InvalidArguments,
     InvalidOption,
     KeyInFlight,
     KeyTaken,
@@ -21,7 +22,21 @@ from durable_core.errors import (
     NotInstalled,
     RowBusy,
 )
-from durable_core.refusals import OperationInFlight, PlanExpired, PlanRefused, SelfApproval, StalePlan
+from durable_core.refusals import (
+    BadScopeKey,
+    CaseBusy,
+    CaseClaimLost,
+    CaseNotFound,
+    InvalidInput,
+    OperationInFlight,
+    PlanExpired,
+    PlanRefused,
+    SelfApproval,
+    StalePlan,
+    StepNotAvailable,
+    UnknownCaseType,
+    UnknownStep,
+)
 
 OK = 0
 ERROR = 1
@@ -90,7 +105,11 @@ def failure_of(error: Exception) -> Failure | None:
             return Failure(CONFLICT, error.reason, str(error))
         case StalePlan() | PlanExpired() | SelfApproval() | PlanRefused():
             return Failure(CONFLICT, error.reason, str(error))
-        case InvalidOption() | NotInstalled():
+        case CaseNotFound() | UnknownCaseType():
+            return Failure(NOT_FOUND, error.reason, str(error))
+        case CaseBusy() | CaseClaimLost() | StepNotAvailable() | UnknownStep() | BadScopeKey() | InvalidInput():
+            return Failure(CONFLICT, error.reason, str(error))
+        case InvalidOption() | NotInstalled() | InvalidArguments():
             return Failure(USAGE, error.reason, str(error))
         case DurableError():
             return Failure(ERROR, error.reason, str(error))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from sqlalchemy import Connection
 
+from durable_core.cases import survey as cases
 from durable_core.claims import journal
 from durable_core.cli import exits
 from durable_core.cli.database import reading
@@ -50,7 +51,7 @@ class Ambiguous(CommandError):
 
 def everything(tx: Connection, text: str) -> list[Found]:
     """All that this text names, of whatever contract."""
-    return find(tx, text) + plans.find(tx, text) + operations.find(tx, text)
+    return find(tx, text) + plans.find(tx, text) + operations.find(tx, text) + cases.find(tx, text)
 
 
 def nothing(text: str) -> NothingFound:
@@ -63,9 +64,10 @@ def nothing(text: str) -> NothingFound:
         )
     return NothingFound(
         f"{named}: no delivery or operation by its id, the beginning of it, its key or its step.key, no delivery by "
-        "its ordering key, no plan by its id, the beginning of it, a step.key or its origin, and no schedule. It never "
-        "existed or was pruned after its retention. If it is the id of a Celery task: the first hint of a row has the "
-        "row's own, later ones are not kept; the task's kwargs in Flower hold the row's id."
+        "its ordering key, no plan by its id, the beginning of it, a step.key or its origin, no case by its id, the id "
+        "of an execution or an event of it, or what another system calls it, and no schedule. It never existed or was "
+        "pruned after its retention. If it is the id of a Celery task: the first hint of a row has the row's own; "
+        "later ones are not kept; the task's kwargs in Flower hold the row's id."
     )
 
 
@@ -89,7 +91,7 @@ def one_delivery(tx: Connection, text: str) -> Delivery:
 
 def look_on(what: str, row_id: str) -> str:
     """The command that shows more of a row."""
-    show = {"delivery": "deliveries", "plan": "plans", "operation": "operations"}.get(what)
+    show = {"delivery": "deliveries", "plan": "plans", "operation": "operations", "case": "cases"}.get(what)
     return f"durable journal {row_id}" if show is None else f"durable {show} show {row_id}"
 
 
@@ -103,8 +105,9 @@ def find_(where: Where, text: str, as_json: bool) -> None:
     What an id from a log, a mail or Flower names, and the command that shows more of it. Exit 4 when nothing.
 
     The id of a delivery, a plan or an operation, or its beginning (8 characters at least), a step.key, an idempotency
-    key, an ordering key, the origin of plans, the id of a schedule. The Celery task of a row's first hint has the row's
-    own id; of later hints it is not kept.
+    key, an ordering key, the origin of plans, the id of a schedule; of a case its id, that of an execution or an event
+    of it, and what another system calls it. The Celery task of a row's first hint has the row's own id; of later hints
+    it is not kept.
     """
     out = Output(as_json)
     with where.database() as (database, _), reading(database) as (connection, _):

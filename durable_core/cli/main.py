@@ -16,6 +16,7 @@ import click
 
 import durable_core
 from durable_core.cli import exits
+from durable_core.cli.cases import cases
 from durable_core.cli.config import config
 from durable_core.cli.cron import cron
 from durable_core.cli.database import migrate
@@ -131,7 +132,7 @@ def version(as_json: bool) -> None:
 
 
 for command in (
-    migrate, status, doctor, probe, deliveries, plans, operations, find_, why_, errors, queues, kinds, journal, cron,
-    pause, resume, pauses, exporter, config, report, up, env, demo, version,
+    migrate, status, doctor, probe, deliveries, plans, operations, cases, find_, why_, errors, queues, kinds, journal,
+    cron, pause, resume, pauses, exporter, config, report, up, env, demo, version,
 ):  # fmt: skip
     main.add_command(command)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from durable_core import sweeps
+from durable_core.cases import survey as cases
 from durable_core.cli import exits
 from durable_core.cli.database import reading
 from durable_core.cli.output import Output, note, span
@@ -84,6 +85,7 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
         expiries = read.expiries(connection)
         stand = sweeps.standings(connection, durable.settings.sweeps() if durable else sweeps.SWEEPS)
         live = operations.live(connection)
+        at_cases = cases.counts(connection)
         lapsed = run(connection, _statements.lapsed)[0]["seconds"]
         proposed = plans.waiting(connection)
     lines = [_sweep(one) for one in stand]
@@ -111,11 +113,12 @@ def status(where: Where, gate: bool, max_age: float, as_json: bool) -> int:
                 "expired_within_seconds": expiries.expired_within_seconds,
                 "oldest_lapsed_lease_seconds": lapsed,
                 "operations": asdict(live),
+                "cases": asdict(at_cases),
                 "sweeps": lines,
             }
         )
     else:
-        _print(out, queues, pauses, ended, expiries, proposed, live, lines, now)
+        _print(out, queues, pauses, ended, expiries, proposed, live, at_cases, lines, now)
     if gate:
         for problem in problems:
             note(f"unhealthy: {problem}")
@@ -194,7 +197,7 @@ def counted(count: int) -> str:
 
 def _print(
     out: Output, queues: list[QueueLine], pauses: list[Pause], ended: dict[str, int], expiries: Expiries,
-    proposed: plans.Waiting, live: Live, lines: list[SweepLine], now: datetime,
+    proposed: plans.Waiting, live: Live, at_cases: cases.Counts, lines: list[SweepLine], now: datetime,
 ) -> None:  # fmt: skip
     if queues:
         out.table(
@@ -237,6 +240,11 @@ def _print(
         out.line(
             f"operations: {counted(live.queued)} to be issued, {counted(live.running)} running, "
             f"{counted(live.overdue)} overdue"
+        )
+    if any(asdict(at_cases).values()):
+        out.line(
+            f"cases: {counted(at_cases.claimed)} claimed, {counted(at_cases.lapsed)} of them lapsed; "
+            f"events: {counted(at_cases.pending_events)} pending, {counted(at_cases.dead_letters)} dead letters"
         )
     out.line()
     out.table(

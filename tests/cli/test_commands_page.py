@@ -169,8 +169,8 @@ def test_every_option_of_a_command_that_looks_is_on_the_page() -> None:
 
 
 NAMES = {
-    "status": "count_limit dead expired expired_within_seconds expiring expiring_within_seconds failed healthy now "
-    "oldest_lapsed_lease_seconds operations pauses plans problems queues schema sweeps waiting",
+    "status": "cases count_limit dead expired expired_within_seconds expiring expiring_within_seconds failed healthy "
+    "now oldest_lapsed_lease_seconds operations pauses plans problems queues schema sweeps waiting",
     "status > queues": "behind due held later oldest_due_age_seconds oldest_due_at paused processing queue retrying "
     "waiting_for_arguments waiting_for_handler",
     "status > pauses": "by name reason since until what",
