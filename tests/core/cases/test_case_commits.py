@@ -174,6 +174,35 @@ def test_an_unknown_commit_waits_for_the_transaction_in_doubt(far, relay, kind, 
     assert effects(engine) == ["written"]
 
 
+CLAIM_WAITS_AT_COMMIT = """
+    create function wait_at_commit() returns trigger language plpgsql as
+        $$ begin perform pg_advisory_xact_lock(7); return null; end $$;
+    create constraint trigger wait_at_commit after insert on durable.case_claims deferrable initially deferred
+        for each row execute function wait_at_commit();
+"""
+
+
+def test_an_unknown_claim_waits_for_the_transaction_in_doubt(far, relay, kind, engine, other_engine, here, case_id):
+    """Who looked without the lock would find no claim, claim again, and be told that it is busy with itself."""
+    kind.step("go")(lambda state, ctx: {"n": 1})
+    with engine.begin() as tx:
+        tx.exec_driver_sql(CLAIM_WAITS_AT_COMMIT)
+    try:
+        with other_engine.connect() as holder, ThreadPoolExecutor(1) as pool:
+            holder.execute(text("select pg_advisory_xact_lock(7)"))
+            running = pool.submit(Cases(far, [kind]).execute, case_id, "go")
+            committing = wait_until_somebody_blocks(engine)
+            relay.lose_all()
+            wait_until_blocked(engine, _another_that_blocks(engine, committing), by=committing)
+            holder.commit()
+            done = running.result(30)
+    finally:
+        with engine.begin() as tx:
+            tx.exec_driver_sql("drop function wait_at_commit cascade")
+    assert done.seq == 1
+    assert told(engine, here, case_id) == ONE_COMMIT
+
+
 def _another_that_blocks(engine, but):
     waiting = text(
         "select pid from pg_stat_activity where datname = current_database() and pid <> :but"

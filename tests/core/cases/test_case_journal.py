@@ -450,6 +450,9 @@ def test_a_journal_is_read_in_pages_and_by_what_is_looked_for(world):
         assert [e.number for e in cases.journal(tx, case_id, step="fail", kinds=["failed"])] == [9]
         assert [e.number for e in cases.journal(tx, case_id, kinds=["claimed"], after=1)] == [3, 5, 7]
         assert [e.number for e in cases.journal(tx, case_id, execution_id=entries[2].execution_id)] == [3, 4]
+        assert [e.number for e in cases.journal(tx, case_id, step="fail", after=7, limit=1)] == [8]
+        execution_id = entries[2].execution_id
+        assert [e.number for e in cases.journal(tx, case_id, execution_id=execution_id, after=3)] == [4]
         assert cases.journal(tx, case_id, execution_id="nonsense") == []
         assert cases.journal(tx, case_id, scope_key="a") == []
         for wrong in ({"limit": 0}, {"limit": 1001}, {"kinds": ["claims"]}):
