@@ -49,7 +49,7 @@ def test_the_code_of_a_page_runs(page: Page, programs: Programs) -> None:
     canceled = sorted(kind for kind, state, *_ in ended if state == "canceled")
     assert canceled == TAKEN_BACK.get(page.name, [])
     assert {state for _, state, *_ in ended} <= {"sent", "pending", "canceled"}, ended
-    wrote = any(call in page.python for call in (".enqueue(", ".run_now("))
+    wrote = any(call in page.python for call in (".enqueue(", ".run_now(", ".execute_later("))
     assert ("sent" in {state for _, state, *_ in ended}) == wrote
 
 

@@ -19,7 +19,8 @@ from tests.examples.conftest import Programs
 from tests.examples.pages import EXAMPLES, page, pages
 
 SECONDS = 60
-CLIENTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "myshop.py")
+OF_CASES = "house_sale.py"
+CLIENTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in ("myshop.py", OF_CASES))
 
 
 @pytest.fixture
@@ -66,6 +67,23 @@ def once_all_are_sent(programs: Programs, wanted: int) -> list[Delivery]:
 def test_the_examples_say_what_they_promise(programs: Programs) -> None:
     assert programs.run(str(EXAMPLES / "in_a_session.py")).split() == ["IDEMPOTENCY_CONFLICT", "NOT_FOUND", "pending"]
     assert "hints: 1" in programs.run(str(EXAMPLES / "plain_psycopg.py"))
+
+
+def test_the_house_is_sold_once_both_have_signed(programs: Programs) -> None:
+    """Each buyer signs by the signature service's webhook; one that comes twice, or is of nobody, does no harm."""
+    assert programs.run(str(EXAMPLES / OF_CASES)).splitlines() == [
+        "dana can: agree_price",
+        "dana can: agree_price, send_contract ada, send_contract ben",
+        "dana can: do nothing now",
+        "webhook: executed",
+        "webhook: duplicate",
+        "webhook: executed",
+        "webhook: duplicate",
+        "webhook: dead-lettered unrouted",
+        "dana can: hand_over_keys",
+        "journal: agree_price, send_contract, send_contract, record_signature, record_signature, hand_over_keys",
+        "still true: True",
+    ]
 
 
 @pytest.mark.serial
