@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any, Final
 
+from durable_core.arguments import clean_text
 from durable_core.cases.conditions import Condition, Scope, Unmet
 from durable_core.cases.declare import CaseType, Step
 from durable_core.cases.passing import passing
@@ -24,6 +25,9 @@ from durable_core.refusals import BadScopeKey, UnknownStep
 REQUIRES, PERMITS = "requires", "permits"
 SCOPE = "$scope"
 """The condition that does not hold where the elements of a scope cannot be told."""
+
+
+LONGEST_REASON, LONGEST_KEY = 1000, 500
 
 
 class NotGiven(Enum):
@@ -155,7 +159,7 @@ def _asked(section: str, condition: Condition, state: Any, words: Mapping[str, A
     if isinstance(answer, bool):
         return Result(section, condition.name, answer)
     if isinstance(answer, Unmet):
-        return Result(section, condition.name, False, answer.reason)
+        return Result(section, condition.name, False, clean_text(answer.reason, LONGEST_REASON))
     _close(answer)
     wrong = f"the condition returned {_kind(answer)}, which is neither True, False nor Unmet(reason)"
     return Result(section, condition.name, False, wrong)
@@ -255,8 +259,17 @@ def _named(step: Step, elements: Mapping[str, Any], key: str | None) -> Addresse
             step.case_type, step.name, None, "it is for one of several, so it takes a key", tuple(elements)
         )
     if key not in elements:
-        raise BadScopeKey(step.case_type, step.name, key, f"nothing with key {key!r} is selected now", tuple(elements))
+        problem = f"nothing with key {clean_text(key, 100)!r} is selected now"
+        raise BadScopeKey(step.case_type, step.name, key, problem, tuple(elements))
     return Addressed(step, elements[key], key)
+
+
+def is_key(text: str) -> bool:
+    """Whether a journal and its index can hold this as the key of an element."""
+    try:
+        return 0 < len(text) <= LONGEST_KEY and "\x00" not in text and bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _selected(step: Step, scope: Scope, state: Any) -> dict[str, Any]:
@@ -288,12 +301,11 @@ def _selected(step: Step, scope: Scope, state: Any) -> dict[str, Any]:
         raise _Unselectable(f"its selector or its key raised {_told(raised)}") from raised
     selected: dict[str, Any] = {}
     for key, element in zip(keys, elements, strict=True):
-        if not isinstance(key, str) or not key:
-            raise defective(
-                f"a key is text that is not empty, and one of them is {_kind(key) if key != '' else 'empty'}"
-            )
+        if not isinstance(key, str) or not is_key(key):
+            wrong = clean_text(repr(key), 100) if isinstance(key, str) else _kind(key)
+            raise defective(f"a key is text of 1 to {LONGEST_KEY} characters without a NUL, and one of them is {wrong}")
         if key in selected:
-            raise defective(f"two elements have the key {key!r}")
+            raise defective(f"two elements have the key {clean_text(key, 100)!r}")
         selected[key] = element
     return selected
 

@@ -108,8 +108,13 @@ class Schema:
         return kept
 
     def json_schema(self) -> dict[str, Any] | None:
-        """The JSON Schema of what is taken, for forms and tools; None for plain JSON."""
-        return None if self._adapter is None else self._adapter.json_schema()
+        """The JSON Schema of what is taken, for forms and tools; None for plain JSON, and for what has none."""
+        if self._adapter is None:
+            return None
+        try:
+            return self._adapter.json_schema()
+        except pydantic.PydanticUserError:
+            return None
 
     def _validated(self, document: object) -> Any:
         assert self._adapter is not None

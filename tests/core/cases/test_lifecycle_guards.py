@@ -124,6 +124,21 @@ def test_a_condition_that_answers_no_truth_refuses_the_step_and_says_what_it_did
     assert world.everything() == before
 
 
+@both
+def test_a_reason_that_no_journal_could_hold_fails_no_execution(world):
+    """It is told by an arm that does not hold, of a guard that does."""
+    kind = world.type()
+    arms = any_of({"odd": lambda state: Unmet("a\x00b\ud800"), "fine": lambda state: True})
+    kind.step("go", requires={"either": arms}, scope=Scope(lambda state: ["x" * 500, "é" * 500], str))(unchanged)
+    cases = world.cases(kind)
+    case_id = world.create(cases, {})
+    for key in ("x" * 500, "é" * 500):
+        cases.execute(case_id, "go", scope_key=key)
+        assert len(world.journal(cases, case_id, scope_key=key)) == 2
+    claimed = world.journal(cases, case_id)[0]
+    assert claimed.guard["conditions"][0]["arms"][0]["reason"] == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
+
+
 # --- what is stored ------------------------------------------------------------------------------
 
 

@@ -587,6 +587,16 @@ def test_a_step_tells_its_words_and_the_schema_of_its_input():
     assert told["input"]["properties"]["days"]["default"] == 7
 
 
+class Opaque(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    thing: NoSchema | None = None
+
+
+def test_an_input_without_a_json_schema_is_told_without_one():
+    assert declared(input=Opaque).to_json()["input"] is None
+    assert declared().to_json()["input"] is None
+
+
 def test_words_for_people_are_text():
     for option in ("title", "description"):
         with pytest.raises(DefinitionError, match=f"its {option} is text"):

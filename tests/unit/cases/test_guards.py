@@ -106,6 +106,12 @@ def test_what_does_not_hold_is_told_with_its_reasons():
     ]
 
 
+def test_a_reason_is_text_that_a_journal_can_hold():
+    (result,) = asked(requires={"open": lambda state: Unmet("a\x00\ud800b" + "c" * 2000)}).conditions
+    assert result.reason.startswith("a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}bccc")
+    assert len(result.reason) == 1000
+
+
 def test_one_arm_is_enough():
     assert asked(requires={"either": any_of({"a": no, "b": yes})}).possible
     assert not asked(requires={"either": any_of({"a": no, "b": no})}).possible
@@ -311,6 +317,7 @@ def test_an_address_is_a_step_and_for_a_scope_the_element_of_its_key():
         ("sign", "cleo", "nothing with key 'cleo' is selected now; there is 'ann', 'ben'"),
         ("sign", "", "nothing with key '' is selected now"),
         ("sign", 7, "a key is text"),
+        ("sign", "x" * 5000, "nothing with key 'xxx"),
     ],
 )
 def test_an_address_that_names_nothing_is_refused_with_what_there_is(step, key, why):
@@ -318,6 +325,7 @@ def test_an_address_that_names_nothing_is_refused_with_what_there_is(step, key, 
         with pytest.raises(BadScopeKey, match=why) as refused:
             ask()
         assert (refused.value.case_type, refused.value.step) == ("sale", step)
+        assert len(str(refused.value)) < 400
 
 
 @pytest.mark.parametrize("name", ["sing", "", None, 7])
@@ -332,7 +340,10 @@ def test_a_step_that_is_none_is_refused_with_those_there_are(name):
     ("keys", "why"),
     [
         (["ann", "ann"], "two elements have the key 'ann'"),
-        (["ann", ""], "one of them is empty"),
+        (["ann", ""], "one of them is ''"),
+        (["ann", "a\x00b"], "one of them is 'a"),
+        (["ann", "\ud800"], "one of them is"),
+        (["ann", "x" * 501], "one of them is 'xxx"),
         (["ann", None], "one of them is None"),
         (["ann", 7], "one of them is a value of type int"),
     ],
