@@ -275,7 +275,8 @@ class UnknownStep(CaseRefused):
         self.case_type, self.step, self.steps = case_type, step, steps
 
     def __str__(self) -> str:
-        return f"{self.case_type}: no step {self.step!r}; {_listed(self.steps, 'it has none')}. Nothing was written."
+        named = repr(str(self.step)[:LONGEST_WORD])
+        return f"{self.case_type}: no step {named}; {_listed(self.steps, 'it has none')}. Nothing was written."
 
 
 class BadScopeKey(CaseRefused):
@@ -381,7 +382,7 @@ def _addressed(step: str, scope_key: str | None) -> str:
     return f"step {step!r}" if scope_key is None else f"step {step!r} for {scope_key!r}"
 
 
-LONGEST_LIST = 20
+LONGEST_LIST, LONGEST_WORD = 20, 60
 
 
 def _listed(words: tuple[str, ...], none: str) -> str:
@@ -389,4 +390,4 @@ def _listed(words: tuple[str, ...], none: str) -> str:
     if not words:
         return none
     more = f" and {len(words) - LONGEST_LIST} more" if len(words) > LONGEST_LIST else ""
-    return f"there is {', '.join(repr(word) for word in words[:LONGEST_LIST])}{more}"
+    return f"there is {', '.join(repr(word[:LONGEST_WORD]) for word in words[:LONGEST_LIST])}{more}"

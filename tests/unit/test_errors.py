@@ -185,6 +185,9 @@ def test_a_wrong_step_is_told_which_there_are_but_not_hundreds():
     said = str(BadScopeKey("sale", "sign", "ann", "it is not selected", keys))
     assert "'buyer 19' and 980 more" in said
     assert "'buyer 20'" not in said
+    long = "x" * 10_000
+    assert len(str(UnknownStep("sale", long, (long,) * 30))) < 2000
+    assert len(str(BadScopeKey("sale", "sign", long, "it is not selected", (long,) * 30))) < 2000
 
 
 def test_a_failed_execution_has_its_cause_and_does_not_tell_its_text():
