@@ -3,6 +3,7 @@
 import json
 import math
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 import pytest
 from pydantic import BaseModel
@@ -276,6 +277,27 @@ def test_every_claim_matches_under_the_definition_it_was_made_by_also_after_late
     assert claimed.as_of == LATE
     assert Evaluation.from_json(claimed.guard) == asked[0].recorded
     assert claimed.actor["tags"] == ["a"]
+
+
+@both
+@pytest.mark.spec("cases", 28)
+def test_an_actor_is_seen_now_as_it_will_be_in_a_replay(world):
+    """A model without a declared one is seen as JSON, and JSON with one as the model."""
+    seen = []
+    kinds = [world.type(), world.type(actor=User)]
+    reads = [lambda actor: actor["name"], lambda actor: actor.name]
+    for kind, name_of in zip(kinds, reads, strict=True):
+        permits = {"dana": partial(lambda state, actor, name_of: name_of(actor) == "dana", name_of=name_of)}
+        kind.step("go", permits=permits)(lambda state, ctx: seen.append(ctx.actor) or state)
+    cases = world.cases(*kinds)
+    model = User(name="dana", since=LATE, tags=("a",))
+    for kind in kinds:
+        case_id = world.create(cases, {}, kind)
+        for actor in (model, model.model_dump(mode="json")):
+            cases.execute(case_id, "go", actor=actor)
+        assert [one.matches for one in replay(world, cases, case_id)] == [True, True]
+        assert len({exact(entry.actor) for entry in world.journal(cases, case_id)}) == 1
+    assert seen == [model.model_dump(mode="json")] * 2 + [model] * 2
 
 
 @both
