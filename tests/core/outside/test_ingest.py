@@ -329,6 +329,25 @@ def test_an_outage_is_raised_and_the_event_waits(engine, far, relay, worker, clo
         away.forget()
 
 
+def test_an_outage_of_the_execution_is_no_dead_letter(desk, engine, nowhere, worker, clock):
+    """It was over before anybody could have written one."""
+    case_id = desk.made("P1")
+    lifecycle = desk.cases.lifecycle
+
+    def away(request):
+        with nowhere.connect():
+            raise AssertionError("nobody is there")
+
+    lifecycle.execute = away
+    with pytest.raises(OperationalError):
+        desk.cases.ingest(scanned())
+    del lifecycle.execute
+    assert [row.status for row in events(engine)] == ["pending"]
+    clock.advance(75)
+    assert recovered(desk, worker, engine) == ["sent"]
+    assert desk.case(case_id).state.places == ["Oslo"]
+
+
 def entries_of(engine, case_id):
     with engine.connect() as tx:
         found = text("select entry from durable.case_journal where case_id = :id order by number")

@@ -6,7 +6,6 @@ from sqlalchemy.orm import Session
 
 from durable_core import deliveries
 from durable_core.cases.later import MOST_SNOOZE, kind_of
-from durable_core.database.connections import Database
 from durable_core.deliveries.attempt import perform
 from durable_core.errors import InvalidArguments, InvalidOption
 from durable_core.refusals import CaseNotFound, InvalidInput, UnknownCaseType, UnknownStep
@@ -176,18 +175,11 @@ def test_cases_that_do_not_know_the_type_ask_for_nothing(desk, engine):
         other.forget()
 
 
-def test_a_worker_uses_connections_of_its_own(desk, engine, far, relay, worker, asked, carried):
+def test_a_worker_uses_connections_of_its_own(desk, nowhere, asked, carried):
     """Those of the module's engine may be its parent's."""
-    case_id = desk.made()
-    desk.cases.store.database = Database(far.engine)
-    relay.close()
-    request = asked_on(engine, desk, case_id)
+    request = asked(desk.made(), "tell")
+    desk.cases.store.database = nowhere
     assert carried(request).outcome == "sent"
-
-
-def asked_on(engine, desk, case_id):
-    with Session(engine) as session, session.begin():
-        return desk.cases.execute_later(session, case_id, "tell", actor=CARRIER).id
 
 
 def test_the_request_has_its_place_in_the_callers_own_transaction(desk, engine, asked):

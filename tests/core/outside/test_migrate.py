@@ -2,14 +2,12 @@
 
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from durable_core.cases import passing
 from durable_core.cases.declare import CaseType
-from durable_core.database.connections import Database
 from durable_core.errors import DefinitionError
-from durable_core.local.server import free_port
 from durable_core.refusals import CaseBusy, ExecutionFailed, StepNotAvailable, UnknownCaseType
 from tests.core.outside.desk import Desk, Parcel
 
@@ -204,14 +202,6 @@ def test_what_is_no_migration_is_loud(either, how):
 def test_a_type_that_is_not_known_is_refused(either):
     with pytest.raises(UnknownCaseType):
         either.cases.migrate("nothing", "x", to_oslo)
-
-
-@pytest.fixture
-def nowhere(engine):
-    """A database that does not answer."""
-    gone = create_engine(engine.url.set(host="127.0.0.1", port=free_port()))
-    yield Database(gone)
-    gone.dispose()
 
 
 def test_an_outage_ends_the_run(desk, nowhere):
