@@ -189,7 +189,8 @@ class Cases(Outside):
 
     def verify(self, tx: Any, case_id: str, *, head: Head | None = None) -> Verified:
         """
-        Compute every digest of a journal anew, and say what is not as it was written: edited, missing, moved.
+        Compute every digest of a journal anew, and say what is not as it was written: edited, missing, moved. The
+        state of the case is held against its last commit too, unless that was erased.
 
         `head` is a `Case.head` that was kept elsewhere: it shows a tail that was cut off, and a journal written anew.
         The whole journal is read. Raises CaseNotFound.

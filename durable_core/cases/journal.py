@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from durable_core.arguments import canonical
+from durable_core.cases.delta import applied
 from durable_core.errors import DefinitionError
 
 GENESIS: Final = "0" * 64
@@ -204,6 +205,7 @@ class FaultKind(StrEnum):
     REORDERED = "reordered"
     UNKEYED = "unkeyed"
     HEAD = "head"
+    STATE = "state"
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,8 @@ class Verifier:
         self._last, self._ordinal = Head(0, GENESIS), 0
         self._entries = self._erased = self._unkeyed = self._keyed = self._completed = 0
         self._faults: list[Fault] = []
+        self._claimed: Entry | None = None
+        self._committed: tuple[Entry, Entry] | None = None
 
     def see(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
@@ -247,7 +251,13 @@ class Verifier:
     def _see(self, entry: Entry) -> None:
         self._entries += 1
         self._erased += entry.erased_at is not None
-        self._completed += entry.entry == EntryKind.COMPLETED
+        if entry.entry == EntryKind.CLAIMED:
+            self._claimed = entry
+        elif entry.entry == EntryKind.COMPLETED:
+            self._completed += 1
+            before = self._claimed
+            same = before is not None and before.execution_id == entry.execution_id
+            self._committed = (before, entry) if before is not None and same else None
         expected = self._last.number + 1
         if entry.number != expected:
             self._fault(entry.number, FaultKind.MISSING, f"entries {expected} to {entry.number - 1} are missing")
@@ -279,8 +289,26 @@ class Verifier:
     def _fault(self, number: int, kind: FaultKind, problem: str) -> None:
         self._faults.append(Fault(number, kind, problem))
 
-    def end(self, head: Head, seq: int, *, beyond: int | None = None) -> Verified:
-        """What is wrong, seen against the head and the commits that the case itself counts; `beyond` lies past them."""
+    @property
+    def state(self) -> Any:
+        """What the last commit has made of the case, by its claim and its delta; None where that cannot be told."""
+        claimed, completed = self._committed or (None, None)
+        if claimed is None or completed is None or claimed.erased_at is not None or completed.erased_at is not None:
+            return None
+        try:
+            return applied(claimed.state, completed.delta)
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None  # an edited entry, which is a fault of its own
+
+    def end(self, head: Head, seq: int, state: str, *, beyond: int | None = None) -> Verified:
+        """
+        What is wrong, seen against what the case itself says: its head, its count of commits, and its state.
+
+        `beyond` is an entry that lies past its head.
+        """
+        journalled = self.state
+        if journalled is not None and canonical(journalled) != canonical(json.loads(state)):
+            self._fault(head.number, FaultKind.STATE, "the state of the case is not what its last commit made of it")
         if beyond is not None:
             self._fault(beyond, FaultKind.HEAD, "it lies behind the last entry that the case counts")
         if head.number > self._last.number:

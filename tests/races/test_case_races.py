@@ -243,7 +243,8 @@ class Settler(Actor):
     def settle(self):
         if not self.looked.held_by(self.execution_id):
             return
-        entry = self.sealed(EntryKind.COMPLETED, self.execution_id, self.case.head, seq=1, payload=Payload(delta="[]"))
+        payload = Payload(delta='[{"op": "replace", "path": "/n", "value": 1}]')
+        entry = self.sealed(EntryKind.COMPLETED, self.execution_id, self.case.head, seq=1, payload=payload)
         write = StateWrite(case_id=self.case_id, state='{"n": 1}', seq=1, ended_at=None, at=self.looked.now)
         self.tx.settle(entry, write)
         self.settled = True

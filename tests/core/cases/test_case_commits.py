@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from bench.relay import CountingRelay
 from durable_core import DefinitionError, EffectEscaped, StepTransactionOwned, UnsupportedTransaction
 from durable_core.cases.cases import Cases
+from durable_core.cases.clock import VirtualClock
 from durable_core.cases.declare import Attempts, CaseType
 from durable_core.cases.memory import MemoryStore
 from durable_core.database.commits import CommitUnknown
@@ -416,6 +417,24 @@ def test_a_transaction_of_another_place_is_refused(engine, kind, here):
         in_memory.get(tx, case_id)
     with memory.transaction(), pytest.raises(RuntimeError, match="open in this thread"):
         in_memory.execute(case_id, "go")
+
+
+def test_a_beat_in_memory_comes_also_while_a_transaction_of_its_thread_is_open(kind):
+    clock = VirtualClock()
+    memory = MemoryStore(clock)
+    cases, seen = Cases(memory, [kind]), []
+
+    def go(state, ctx):
+        with memory.transaction() as tx:
+            clock.advance(40)
+            seen.append(cases.get(tx, ctx.case_id).claim.expires_at > clock.now())
+        return state
+
+    kind.step("go")(go)
+    with memory.transaction() as tx:
+        case_id = cases.create(tx, kind, {}).id
+    assert cases.execute(case_id, "go").seq == 1
+    assert seen == [True]
 
 
 def test_what_a_transaction_in_memory_wrote_is_gone_when_it_is_rolled_back(kind):

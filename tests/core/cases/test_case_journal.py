@@ -199,6 +199,13 @@ def test_a_count_of_commits_that_is_not_the_journals_is_found(postgres, engine):
     assert faults(postgres, cases, case_id) == [(9, FaultKind.HEAD)]
 
 
+def test_a_state_that_is_not_what_the_last_commit_made_of_it_is_found(postgres, engine):
+    cases = declared(postgres)
+    case_id = played(postgres, cases)
+    as_superuser(engine, "update durable.cases set state = jsonb_set(state, '{n}', 'true') where id = :id", id=case_id)
+    assert faults(postgres, cases, case_id) == [(9, FaultKind.STATE)]
+
+
 def forged(postgres, engine, cases, case_id, key):
     """The whole journal written anew by somebody who can write past the guards, another actor in its first entry."""
     head, seal = Head(0, journal.GENESIS), Seal(key)
