@@ -13,8 +13,10 @@ from durable_core.cases.cases import Cases
 from durable_core.cases.clock import VirtualClock
 from durable_core.cases.declare import Attempts, CaseType
 from durable_core.cases.memory import MemoryStore
+from durable_core.cases.postgres import _statements
 from durable_core.database.commits import CommitUnknown
 from durable_core.database.connections import Database
+from durable_core.database.transactions import run
 from durable_core.refusals import CaseClaimLost, ExecutionFailed
 from durable_core.testing import wait_until_blocked, wait_until_somebody_blocks
 from tests.relay import COMMIT, Cut
@@ -450,3 +452,48 @@ def test_what_a_transaction_in_memory_wrote_is_gone_when_it_is_rolled_back(kind)
         breaks_off(tx)
     with memory.transaction() as tx:
         assert (memory.cases, tx.rows("notes")) == ({}, ())
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE", "AUTOCOMMIT"])
+def test_our_transactions_read_what_is_committed_whatever_the_host_has_by_default(engine, kind, case_id, level):
+    """A claim that waited for the lock has to see who took the case meanwhile."""
+    host = create_engine(engine.url, isolation_level=level)
+    seen = []
+
+    def look(session):
+        seen.append(session.scalar(text("show transaction_isolation")))
+        seen.append(session.scalar(text("select pg_current_xact_id_if_assigned() is not null")))
+
+    kind.step("go")(lambda state, ctx: ctx.in_commit(look) or state)
+    try:
+        assert Cases(host, [kind]).execute(case_id, "go").seq == 1
+    finally:
+        host.dispose()
+    assert seen == ["read committed", True]
+
+
+def test_a_heartbeat_writes_no_index(engine, kind, case_id):
+    """Beats are HOT: nothing that a heartbeat writes is indexed, and the page keeps room for them."""
+    seen = []
+
+    def counted(tx):
+        tx.execute(text("select pg_stat_force_next_flush()"))
+        tx.commit()
+        found = "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relname = 'case_claims'"
+        return tuple(tx.execute(text(found)).one())
+
+    @kind.step("go")
+    def go(state, ctx):
+        with engine.connect() as tx:
+            before = counted(tx)
+            for _ in range(100):
+                told = {"case_id": case_id, "execution_id": ctx.execution_id, "lease_seconds": 30.0}
+                assert run(tx, _statements.keep, **told)[0]["still_mine"]
+                tx.commit()
+            seen.extend(after - then for after, then in zip(counted(tx), before, strict=True))
+        return state
+
+    Cases(engine, [kind]).execute(case_id, "go")
+    updated, hot = seen
+    assert updated >= 100
+    assert hot >= 0.95 * updated
