@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pydantic
+from pydantic.json_schema import GenerateJsonSchema
 
 from durable_core.arguments import MAX_DEPTH, Unfit, check, clean_text
 from durable_core.cases.passing import passing
@@ -59,6 +60,13 @@ def _key(key: object) -> object:
     return str.__str__(key) if isinstance(key, str) else key
 
 
+class _Quiet(GenerateJsonSchema):
+    """Says nothing of a default that has no place in a JSON Schema: nobody asked for one when a type is declared."""
+
+    def emit_warning(self, kind: Any, detail: str) -> None:
+        pass
+
+
 class Schema:
     """
     A model and the two ways through it. What is stored is what the model gives back, not what it was given.
@@ -80,6 +88,11 @@ class Schema:
                 f"{what} is a pydantic model, or another type that pydantic can validate, all of it declared above; "
                 f"got {model!r}."
             ) from unfit
+        if _hides(self.json_schema()):
+            raise DefinitionError(
+                f"{what} has a field of a secret type, such as SecretStr: it would be stored as stars, and the secret "
+                "lost. Keep the secret in the settings, and its name in the field."
+            )
 
     def load(self, document: object) -> Any:
         """A fresh value of this JSON. Raises Misfits."""
@@ -112,7 +125,7 @@ class Schema:
         if self._adapter is None:
             return None
         try:
-            return self._adapter.json_schema()
+            return self._adapter.json_schema(schema_generator=_Quiet)
         except pydantic.PydanticUserError:
             return None
 
@@ -141,6 +154,13 @@ class Schema:
             raise
         except Exception as unfit:
             raise Misfits((_unfit(unfit),)) from None
+
+
+def _hides(schema: object) -> bool:
+    """Whether a JSON Schema has a part that is written otherwise than it was read: what pydantic masks."""
+    if isinstance(schema, dict):
+        return schema.get("writeOnly") is True or any(_hides(part) for part in schema.values())
+    return isinstance(schema, list) and any(_hides(part) for part in schema)
 
 
 def _unfit(raised: Exception) -> Misfit:

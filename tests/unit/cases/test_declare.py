@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretBytes, SecretStr, field_serializer, field_validator
 
 from durable_core import kinds
 from durable_core.cases.declare import Attempts, CaseType, Scope, Step, Unmet, any_of
@@ -131,6 +131,30 @@ def test_what_is_no_schema_is_refused(model):
         sale(actor=model)
     with pytest.raises(DefinitionError, match="its input is a pydantic model"):
         declared(input=model)
+
+
+class WithSecret(BaseModel):
+    token: SecretStr | None = None
+
+
+class Nested(BaseModel):
+    parts: list[WithSecret] = []
+
+
+class Named(BaseModel):
+    writeOnly: bool = False
+
+
+@pytest.mark.parametrize("model", [WithSecret, Nested, SecretBytes])
+def test_a_secret_that_would_be_stored_as_stars_is_refused_where_it_is_declared(model):
+    for declare in (
+        lambda: CaseType("sale", state=model, registered=False),
+        lambda: sale(actor=model),
+        lambda: declared(input=model),
+    ):
+        with pytest.raises(DefinitionError, match="has a field of a secret type"):
+            declare()
+    assert CaseType("sale", state=Named, registered=False).dump({"writeOnly": True}) == {"writeOnly": True}
 
 
 # --- handlers ------------------------------------------------------------------------------------
@@ -595,6 +619,18 @@ class Opaque(BaseModel):
 def test_an_input_without_a_json_schema_is_told_without_one():
     assert declared(input=Opaque).to_json()["input"] is None
     assert declared().to_json()["input"] is None
+
+
+class Unwritable(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    count: int = Field(default_factory=int)
+    odd: complex = 1j
+    thing: int = NoSchema()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_default_that_has_no_json_is_declared_without_a_warning():
+    assert "count" in declared(input=Unwritable).to_json()["input"]["properties"]
 
 
 def test_words_for_people_are_text():
