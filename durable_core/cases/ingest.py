@@ -121,9 +121,9 @@ class Ingestion:
             if self.store.is_transient(error) or isinstance(error, CommitUnknown):
                 raise
             # A defect around the step, a mapping of actors for one. The event's sender can do nothing about it.
-            log.exception("event_not_executed", extra={"event_id": waiting.id})
+            log.error("event_not_executed", extra={"row_id": waiting.id, "error": type(error).__name__})
             return self._buried(waiting, address, FAILED, f"{type(error).__name__}")
-        log.info("event_executed", extra={"event_id": waiting.id, "case_id": address.case_id})
+        log.info("event_executed", extra={"row_id": waiting.id})
         if execution_id not in settled_by:
             return self._answered(waiting, address, execution_id)
         return Ingested(EXECUTED, waiting.id, execution_id=execution_id, **vars(address))
@@ -144,7 +144,7 @@ class Ingestion:
             known = found.known(waiting.event)
         assert known is not None
         if buried:
-            log.warning("event_dead_lettered", extra={"event_id": waiting.id, "error_code": reason})
+            log.warning("event_dead_lettered", extra={"row_id": waiting.id, "error_code": reason})
         return _told(known)
 
 

@@ -140,7 +140,7 @@ class Migration:
             scanned += 1
             if isinstance(came, Unmigrated):
                 failed.append(came)
-                log.warning("case_not_migrated", extra={"case_id": case_id, "error_code": came.reason})
+                log.warning("case_not_migrated", extra={"row_id": case_id, "error_code": came.reason})
             else:
                 changed, unchanged = changed + came, unchanged + (not came)
             if progress is not None:

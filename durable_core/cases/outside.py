@@ -22,7 +22,7 @@ from durable_core.database.connections import Database
 from durable_core.database.transactions import Transaction
 from durable_core.deliveries.options import Options
 from durable_core.deliveries.rows import Ref
-from durable_core.errors import InvalidOption
+from durable_core.errors import InvalidOption, UnsupportedTransaction
 from durable_core.refusals import CaseNotFound, UnknownCaseType, UnknownStep
 
 MOST_PER_PAGE = 1000
@@ -50,8 +50,10 @@ class Outside:
         However often it is carried out, one execution is committed for it; `ctx.key` is its id in each. A busy case is
         waited for. Another refusal, and an execution that failed, end it as `failed` with the reason as its code.
         Refused now, with nothing written: CaseNotFound, UnknownCaseType, UnknownStep, InvalidInput, and what
-        `enqueue` refuses. The guard is not asked now.
+        `enqueue` refuses. The guard is not asked now. Not for a MemoryStore.
         """
+        if not isinstance(self.store, PostgresStore):
+            raise UnsupportedTransaction(type(tx).__name__)  # a request is a delivery, and these are rows
         row = self.store.within(tx).case(read.checked_id(case_id))
         if row is None:
             raise CaseNotFound(str(case_id))

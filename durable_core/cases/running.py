@@ -50,7 +50,7 @@ class Running:
     def _beat(self) -> None:
         kept = self.lifecycle.store.keep(self.case_id, self.claimed.execution_id, self.request.lease.seconds)
         if not kept:
-            log.debug("case_claim_not_kept", extra=self._facts())
+            log.debug("case_claim_not_kept", extra=self._of_case())
 
     def _attempts(self) -> Executed:
         limit = self.claimed.policy.limit
@@ -67,7 +67,7 @@ class Running:
                 # The task ends. Its claim is left to its lease, as that of a process that was killed.
                 raise
             except Exception as error:
-                log.warning("case_attempt_failed", extra=self._facts(attempt=attempt, error=type(error).__name__))
+                log.warning("case_attempt_failed", extra=self._of_case(attempt=attempt, error=type(error).__name__))
                 if attempt == limit or isinstance(error, DEFECTS):
                     self._failed(attempt, error)
                     raise ExecutionFailed(
@@ -201,7 +201,7 @@ class Running:
             payload=Payload(actor=claimed.actor_text, **payload),
         )  # fmt: skip
 
-    def _facts(self, **more: object) -> dict[str, object]:
+    def _of_case(self, **more: object) -> dict[str, object]:
         claimed = self.claimed
         return {
             "row_id": self.case_id, "kind": claimed.case_type.name, "step": claimed.step.name,

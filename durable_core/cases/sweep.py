@@ -57,5 +57,5 @@ def recover(database: Database) -> int:
 
 
 def _bury(connection: object, waiting: Waiting, reason: str, detail: str) -> None:
-    log.warning("event_dead_lettered", extra={"event_id": waiting.id, "error_code": reason})
+    log.warning("event_dead_lettered", extra={"row_id": waiting.id, "error_code": reason})
     PostgresInbox(connection).bury(waiting, Address(), reason, detail)  # type: ignore[arg-type]

@@ -12,6 +12,9 @@ LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "erro
 OF_AN_ATTEMPT = ("row_id", "kind", "fence", "attempt", "max_attempts", "duration_s")
 """What `_Attempt._facts` adds."""
 
+OF_AN_EXECUTION = ("row_id", "kind", "step", "execution_id")
+"""What `Running._of_case` adds."""
+
 
 @dataclass
 class Event:
@@ -98,4 +101,6 @@ def _facts(call: ast.Call, function: ast.AST) -> set[str]:
                     facts |= {key.value for key in node.keys if isinstance(key, ast.Constant)}
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "self._facts":
                     facts |= {*OF_AN_ATTEMPT, *(one.arg for one in node.keywords if one.arg)}
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "self._of_case":
+                    facts |= {*OF_AN_EXECUTION, *(one.arg for one in node.keywords if one.arg)}
     return facts

@@ -5,9 +5,11 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from durable_core import deliveries
+from durable_core.cases.clock import VirtualClock
 from durable_core.cases.later import MOST_SNOOZE, kind_of
+from durable_core.cases.memory import MemoryStore
 from durable_core.deliveries.attempt import perform
-from durable_core.errors import InvalidArguments, InvalidOption
+from durable_core.errors import InvalidArguments, InvalidOption, UnsupportedTransaction
 from durable_core.refusals import CaseNotFound, InvalidInput, UnknownCaseType, UnknownStep
 from tests.core.outside.desk import Desk
 
@@ -163,6 +165,17 @@ def test_what_can_be_refused_at_once_is_and_nothing_is_written(desk, engine, ask
             asked(**{"case_id": case_id, **how})
     with engine.connect() as tx:
         assert deliveries.page(tx) == []
+
+
+def test_cases_in_memory_have_no_worker():
+    store = MemoryStore(VirtualClock())
+    desk = Desk(store)
+    try:
+        case_id = desk.made()
+        with store.transaction() as tx, pytest.raises(UnsupportedTransaction):
+            desk.cases.execute_later(tx, case_id, "tell")
+    finally:
+        desk.forget()
 
 
 def test_cases_that_do_not_know_the_type_ask_for_nothing(desk, engine):
