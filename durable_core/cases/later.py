@@ -67,7 +67,12 @@ def carry(case_type: CaseType[Any], cases: Carried) -> None:
         return
     if known is not None:
         registry.remove(known.name)
-    delivery(case_type.delivery_kind, queue=case_type.queue)(_executing(case_type.name))
+    execute = _executing(case_type.name)
+    for step in case_type.steps.values():
+        # Where the pool spawns its children they import the modules of their tasks: that of the steps, not this one.
+        execute.__module__ = step.__module__
+        break
+    delivery(case_type.delivery_kind, queue=case_type.queue)(execute)
 
 
 def known_types() -> list[str]:

@@ -88,7 +88,7 @@ class Plan:
             raise DefinitionError(
                 f"migration {name!r}: it is for {case_type.name!r}, and would read states of {reads.name!r}."
             )
-        return Plan(case_type, name, transform, reads, None if ids is None else tuple(ids), ended)
+        return Plan(case_type, name, transform, reads, None if ids is None else tuple(dict.fromkeys(ids)), ended)
 
     @property
     def step(self) -> str:
@@ -197,7 +197,7 @@ def _left(case_id: str, error: Exception) -> Unmigrated:
 def _waiting(transaction: StoreTransaction, plan: Plan, after: str | None, limit: int) -> list[str]:
     if isinstance(transaction, MemoryTransaction):
         cases = sorted(transaction.store.cases.values(), key=lambda case: case.id)
-        wanted = [
+        mine = [
             case.id
             for case in cases
             if case.case_type == plan.case_type.name
@@ -208,13 +208,16 @@ def _waiting(transaction: StoreTransaction, plan: Plan, after: str | None, limit
         marked = (EntryKind.COMPLETED,)
         unmarked = (
             case_id
-            for case_id in wanted
+            for case_id in mine
             if not transaction.entries(Wanted(case_id=case_id, step=plan.step, kinds=marked, limit=1))
         )
         return list(islice(unmarked, limit))
     assert isinstance(transaction, PostgresTransaction)
-    rows = run(
-        transaction.tx, _statements.waiting, case_type=plan.case_type.name, step=plan.step, after=after,
-        ended=plan.ended, ids=None if plan.ids is None else json.dumps(plan.ids), limit=limit,
-    )  # fmt: skip
+    wanted: dict[str, Any] = {
+        "case_type": plan.case_type.name, "step": plan.step, "after": after, "ended": plan.ended, "limit": limit,
+    }  # fmt: skip
+    if plan.ids is None:
+        rows = run(transaction.tx, _statements.waiting, **wanted)
+    else:
+        rows = run(transaction.tx, _statements.waiting_among, **wanted, ids=list(plan.ids))
     return [row["id"] for row in rows]

@@ -5,8 +5,21 @@ from durable.cases c
 where c.case_type = :case_type
   and (cast(:after as uuid) is null or c.id > cast(:after as uuid))
   and (:ended or c.ended_at is null)
-  and (cast(:ids as jsonb) is null
-       or c.id in (select cast(i as uuid) from jsonb_array_elements_text(cast(:ids as jsonb)) as i))
+  and not exists (
+      select
+      from durable.case_journal j
+      where j.case_id = c.id and j.step = :step and j.entry = 'completed')
+order by c.id
+limit :limit
+
+-- name: waiting_among
+-- The same of these cases. A statement of its own: with the choice in it, all cases of the type would be read.
+select cast(c.id as text) as id
+from unnest(cast(:ids as uuid[])) as wanted (id)
+join durable.cases c on c.id = wanted.id
+where c.case_type = :case_type
+  and (cast(:after as uuid) is null or c.id > cast(:after as uuid))
+  and (:ended or c.ended_at is null)
   and not exists (
       select
       from durable.case_journal j

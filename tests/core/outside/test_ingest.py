@@ -384,6 +384,37 @@ def test_a_process_that_does_not_know_the_type_leaves_the_event_to_others(desk, 
     assert sweep.recover(desk.cases.store.database) == 1
 
 
+def test_a_delivery_whose_event_was_taken_up_again_has_nothing_to_do(desk, engine, worker, clock, row):
+    desk.made("P1")
+    killed_after_the_gate(desk, scanned())
+    for _ in range(2):
+        clock.advance(75)
+        assert sweep.recover(desk.cases.store.database) == 1
+    with engine.connect() as tx:
+        second, first = [one.id for one in deliveries.page(tx)]
+    came = [perform(worker, registry.get(later.EVENT_KIND), row_id).outcome for row_id in (first, second)]
+    assert came == ["sent", "sent"]
+    assert (row(first).result, row(second).result) == ("nothing to do", "executed")
+    assert len(desk.ran) == 1
+
+
+def test_a_worker_that_does_not_know_the_type_leaves_the_event_for_later(desk, engine, worker, clock, row):
+    desk.made("P1")
+    killed_after_the_gate(desk, scanned())
+    clock.advance(75)
+    sweep.recover(desk.cases.store.database)
+    with engine.connect() as tx:
+        (request,) = [one.id for one in deliveries.page(tx)]
+    known = later._carried.pop(desk.type.name)
+    try:
+        attempted = perform(worker, registry.get(later.EVENT_KIND), request)
+    finally:
+        later._carried[desk.type.name] = known
+    assert (attempted.outcome, attempted.error_code) == ("snoozed", "UNKNOWN_HANDLER")
+    clock.advance(11)
+    assert perform(worker, registry.get(later.EVENT_KIND), request).outcome == "sent"
+
+
 def test_of_two_sweeps_at_once_one_takes_an_event(desk, engine, clock):
     for number in range(30):
         desk.made(f"P{number}")

@@ -72,6 +72,10 @@ def test_what_was_committed_for_a_request_is_never_executed_again(desk, asked, c
     assert desk.entries(case_id) == ["claimed", "completed"]
 
 
+def test_a_spawned_child_of_a_pool_imports_the_module_of_the_steps(desk):
+    assert kind_of(desk.type).__module__ == "tests.core.outside.desk"
+
+
 def test_two_requests_are_two_executions(desk, asked, carried):
     case_id = desk.made()
     for _ in range(2):

@@ -220,22 +220,6 @@ def test_an_outage_ends_the_run(desk, nowhere):
     assert (done.changed, [one.reason for one in done.failed]) == (1, ["CASE_BUSY"]), "its lease lasts for a while"
 
 
-def test_a_page_of_what_is_left_is_found_by_index(desk, engine):
-    """Many cases, all of them marked but the last."""
-    ids = [desk.made() for _ in range(30)]
-    migrated(desk, limit=29)
-    found = text(
-        "explain (format json) select c.id from durable.cases c where c.case_type = :type and c.id > :after"
-        " and not exists (select from durable.case_journal j"
-        " where j.case_id = c.id and j.step = 'migrate:to oslo' and j.entry = 'completed') order by c.id limit 100"
-    )
-    with engine.begin() as tx:
-        tx.execute(text("set local enable_seqscan = off"))
-        plan = str(tx.execute(found, {"type": desk.type.name, "after": ids[0]}).scalar())
-    assert "Seq Scan" not in plan
-    assert "case_journal_step" in plan
-
-
 # --- runs of the system --------------------------------------------------------------------------
 
 
