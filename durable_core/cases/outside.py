@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
+from sqlalchemy import Engine
+
 from durable_core.cases import correlations, later, read
 from durable_core.cases.attempt import Lifecycle
 from durable_core.cases.declare import Attempts, CaseType
@@ -36,6 +38,7 @@ class Outside:
     lease: Lease
     lifecycle: Lifecycle
     external_actor: ExternalActor
+    _elsewhere: tuple[Engine, Self] | None = None
 
     # --- through Celery ---------------------------------------------------------------------------
 
@@ -82,10 +85,14 @@ class Outside:
         """The same cases on the connections of another `Database`: a worker's, which are its process's own."""
         if isinstance(self.store, PostgresStore) and self.store.database.engine is database.engine:
             return self
-        other = copy.copy(self)
-        other.store = PostgresStore(database)
-        other.lifecycle = Lifecycle(other.store, self.types, self.lifecycle.clock, self.lifecycle.seal)
-        return other
+        known = self._elsewhere
+        if known is None or known[0] is not database.engine:
+            other = copy.copy(self)
+            other.store = PostgresStore(database)
+            other.lifecycle = Lifecycle(other.store, self.types, self.lifecycle.clock, self.lifecycle.seal)
+            # Kept: each store has a connection of its own for its heartbeats.
+            known = self._elsewhere = (database.engine, other)
+        return known[1]
 
     # --- other systems ----------------------------------------------------------------------------
 

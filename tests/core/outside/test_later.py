@@ -1,5 +1,6 @@
 """Executions that are asked for in a transaction and carried out by a worker."""
 
+import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -171,6 +172,19 @@ def test_what_can_be_refused_at_once_is_and_nothing_is_written(desk, engine, ask
         assert deliveries.page(tx) == []
 
 
+@pytest.mark.parametrize("caller", ["session", "connection", "psycopg"])
+def test_whatever_transaction_its_caller_has_open(desk, engine, carried, caller):
+    case_id = desk.made()
+    if caller == "psycopg":
+        address = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        with psycopg.connect(address) as tx:
+            request = desk.cases.execute_later(tx, case_id, "tell").id
+    else:
+        with Session(engine) if caller == "session" else engine.connect() as tx, tx.begin():
+            request = desk.cases.execute_later(tx, case_id, "tell").id
+    assert carried(request).outcome == "sent"
+
+
 def test_cases_in_memory_have_no_worker():
     store = MemoryStore(VirtualClock())
     desk = Desk(store)
@@ -197,6 +211,13 @@ def test_a_worker_uses_connections_of_its_own(desk, nowhere, asked, carried):
     request = asked(desk.made(), "tell")
     desk.cases.store.database = nowhere
     assert carried(request).outcome == "sent"
+
+
+def test_on_a_workers_database_the_cases_are_made_once(desk, nowhere, worker):
+    """Each store has a connection of its own for its heartbeats: one per request would use them up."""
+    desk.cases.store.database = nowhere
+    assert desk.cases.on(worker.database) is desk.cases.on(worker.database) is not desk.cases
+    assert desk.cases.on(nowhere) is desk.cases
 
 
 def test_the_request_has_its_place_in_the_callers_own_transaction(desk, engine, asked):
