@@ -21,7 +21,7 @@ from durable_core.cases.journal import EntryKind
 from durable_core.cases.memory import MemoryTransaction
 from durable_core.cases.postgres import PostgresTransaction
 from durable_core.cases.request import Lease, Request
-from durable_core.cases.schema import Schema
+from durable_core.cases.schema import Misfits, Schema
 from durable_core.cases.store import StoreTransaction, Wanted
 from durable_core.cases.system import settled
 from durable_core.database.statements import beside
@@ -111,7 +111,13 @@ class _Migrating(CaseType[Any]):
     reads: Schema
 
     def load(self, document: object) -> Any:
-        return self.reads.load(document)
+        try:
+            return self.reads.load(document)
+        except Misfits as unfit:
+            raise InvalidState(self.name, unfit.issues) from None
+
+    def load_result(self, document: object) -> Any:
+        return super().load(document)
 
 
 class Migration:

@@ -135,7 +135,7 @@ class Running:
             return Executed(
                 execution_id=claimed.execution_id, case_id=case.id, case_type=case.case_type, step=claimed.step.name,
                 scope_key=claimed.scope_key, request_id=self.request.request_id, attempts=attempt,
-                guard=claimed.guard, state=claimed.case_type.load(new), delta=patch, seq=write.seq,
+                guard=claimed.guard, state=claimed.case_type.load_result(new), delta=patch, seq=write.seq,
                 dormancy=context.dormancy, ended_at=ended_at, claimed_at=claimed.row.claimed_at,
                 committed_at=looked.now,
             )  # fmt: skip

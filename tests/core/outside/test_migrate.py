@@ -182,6 +182,37 @@ def test_a_definition_that_knows_the_old_states_reads_them(either):
     assert places(either, case_id) == ["Rome", "Bergen"]
 
 
+def test_old_states_become_new_ones_that_the_old_definition_could_not_read(either):
+    class Old(BaseModel):
+        a: int
+
+    class New(BaseModel):
+        b: str
+
+    old = CaseType("tests.reshaped", state=Old, registered=False)
+    new = CaseType("tests.reshaped", state=New, registered=False)
+    before = type(either.cases)(either.where, [old])
+    with either.tx() as tx:
+        case_id = before.create(tx, old, Old(a=7)).id
+    after = type(either.cases)(either.where, [new])
+    done = after.migrate(new, "b", lambda state: New(b=str(state.a)), reads=old)
+    assert (done.changed, done.failed) == (1, ())
+    with either.tx() as tx:
+        assert after.get(tx, case_id).state == New(b="7")
+
+
+def test_a_state_that_the_old_definition_does_not_know_is_left_and_said(either):
+    class Old(BaseModel):
+        a: int
+
+    case_id = either.made()
+    reads = CaseType(either.type.name, state=Old, registered=False)
+    for dry_run in (True, False):
+        done = migrated(either, lambda state: {}, reads=reads, dry_run=dry_run)
+        assert [(one.case_id, one.reason) for one in done.failed] == [(case_id, "INVALID_STATE")]
+    assert either.entries(case_id) == []
+
+
 @pytest.mark.parametrize(
     "how",
     [
