@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from uuid import UUID, uuid5
 
 from durable_core.arguments import clean_text
 from durable_core.cases.attempt import Lifecycle
@@ -51,7 +52,11 @@ class Unmigrated:
 
 @dataclass(frozen=True)
 class Migrated:
-    """What a run came to: cases looked at, changed, marked without a change, and left; whether there are more."""
+    """
+    What a run came to: cases looked at, changed, marked without a change, and left; whether there are more.
+
+    One that another run was through with in the meantime counts as unchanged.
+    """
 
     name: str
     dry_run: bool
@@ -166,14 +171,16 @@ class Migration:
             after = ids[-1]
 
     def _migrated(self, case_id: str) -> bool | Unmigrated:
-        """Whether it was changed. An outage is raised: the run ends here, and the next one goes on."""
+        """Whether this run changed it. An outage is raised: the run ends here, and the next one goes on."""
         request = Request(
             case_id=case_id, step=self.plan.step, actor={"system": "durable", "migration": self.plan.name},
             lease=self.lease, retry=Attempts(limit=1), definition=self.definition,
+            # The mark is asked again under the case's lock: another run may have made it since this one looked.
+            request_id=str(uuid5(UUID(case_id), self.plan.step)),
         )  # fmt: skip
         done = settled(lambda: self.lifecycle.execute(request))
         if done.result is not None:
-            return bool(done.result.delta)
+            return bool(done.result.delta) and not done.result.answered
         assert done.error is not None
         if self.lifecycle.store.is_transient(done.error):
             raise done.error

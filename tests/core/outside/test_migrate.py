@@ -38,6 +38,22 @@ def test_every_case_is_migrated_once(either):
 
 
 @pytest.mark.spec("cases", 37)
+def test_of_two_runs_at_once_one_migrates_a_case(either):
+    """The second has listed both before the first is through with them."""
+    ids = [either.made() for _ in range(2)]
+    first = []
+
+    def meanwhile(done, of):
+        if not first:
+            first.append(migrated(either))
+
+    second = migrated(either, progress=meanwhile)
+    assert (first[0].scanned, second.scanned, second.changed, second.unchanged) == (1, 2, 1, 1)
+    assert [places(either, case_id) for case_id in ids] == [["Oslo"]] * 2
+    assert [either.entries(case_id) for case_id in ids] == [["claimed", "completed"]] * 2
+
+
+@pytest.mark.spec("cases", 37)
 def test_one_that_raises_is_listed_left_and_taken_up_by_the_next_run(either):
     good, bad = either.made(), either.made(places=["Rome"])
 
