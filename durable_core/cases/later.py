@@ -112,11 +112,13 @@ def request(
 
 
 def resumed(tx: Transaction, case_type: str, event_id: str, tries: int) -> Ref:
-    """Have an event brought to its end by a worker of the type's queue."""
+    """Have an event brought to its end by a worker of the type's queue. By its key the sweep finds the delivery."""
     kind = registry.get(EVENT_KIND)
     known = kinds.case_types.find(case_type)
-    queue: Options = {} if known is None else {"queue": known.queue}
-    ref: Ref = kind.options(**queue).enqueue(tx, case_type=case_type, event_id=event_id, tries=tries)
+    options: Options = {"key": f"{event_id}:{tries}"}
+    if known is not None:
+        options["queue"] = known.queue
+    ref: Ref = kind.options(**options).enqueue(tx, case_type=case_type, event_id=event_id, tries=tries)
     return ref
 
 

@@ -390,12 +390,46 @@ def test_a_delivery_whose_event_was_taken_up_again_has_nothing_to_do(desk, engin
     for _ in range(2):
         clock.advance(75)
         assert sweep.recover(desk.cases.store.database) == 1
+        with engine.begin() as tx:
+            tries = tx.scalar(text("update durable.case_events set tries = tries + 1 returning tries"))
+    clock.advance(75)
+    assert sweep.recover(desk.cases.store.database) == 1
     with engine.connect() as tx:
-        second, first = [one.id for one in deliveries.page(tx)]
-    came = [perform(worker, registry.get(later.EVENT_KIND), row_id).outcome for row_id in (first, second)]
-    assert came == ["sent", "sent"]
-    assert (row(first).result, row(second).result) == ("nothing to do", "executed")
-    assert len(desk.ran) == 1
+        third, second, first = [one.id for one in deliveries.page(tx)]
+    came = [perform(worker, registry.get(later.EVENT_KIND), row_id).outcome for row_id in (first, second, third)]
+    assert came == ["sent"] * 3
+    assert [row(one).result for one in (first, second, third)] == ["nothing to do", "nothing to do", "executed"]
+    assert (len(desk.ran), events(engine)[0].tries) == (1, tries + 1)
+
+
+@pytest.mark.spec("cases", 33)
+def test_an_event_waits_for_as_long_as_no_worker_comes_and_loses_nothing(desk, engine, worker, clock):
+    case_id = desk.made("P1")
+    killed_after_the_gate(desk, scanned())
+    clock.advance(75)
+    database = desk.cases.store.database
+    assert sweep.recover(database) == 1
+    for _ in range(sweep.MOST_TRIES + 5):
+        clock.advance(75)
+        assert run_sweep(database, named("ingest"), Bounds())["moved"] == 0
+    assert [(one.status, one.tries) for one in events(engine)] == [("pending", 2)]
+    with engine.connect() as tx:
+        (request,) = deliveries.page(tx)
+    assert perform(worker, registry.get(later.EVENT_KIND), request.id).outcome == "sent"
+    assert desk.case(case_id).state.places == ["Oslo"]
+
+
+def test_an_event_whose_delivery_ended_without_it_is_taken_up_again(desk, engine, worker, clock):
+    desk.made("P1")
+    killed_after_the_gate(desk, scanned())
+    clock.advance(75)
+    assert sweep.recover(desk.cases.store.database) == 1
+    with engine.begin() as tx:
+        (request,) = deliveries.page(tx)
+        deliveries.cancel(tx, request.id, by="dana", reason="a mistake")
+    clock.advance(75)
+    assert recovered(desk, worker, engine) == ["sent"]
+    assert [(one.status, one.tries) for one in events(engine)] == [("executed", 3)]
 
 
 def test_a_worker_that_does_not_know_the_type_leaves_the_event_for_later(desk, engine, worker, clock, row):
