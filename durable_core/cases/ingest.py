@@ -17,6 +17,7 @@ from durable_core.cases.attempt import Lifecycle
 from durable_core.cases.event import Event
 from durable_core.cases.inbox import inbox
 from durable_core.cases.letters import EXECUTED, Address, Letter, Waiting
+from durable_core.cases.passing import passing
 from durable_core.cases.request import Lease, Request
 from durable_core.cases.store import Correlation, Store, StoreTransaction
 from durable_core.database.commits import CommitUnknown
@@ -117,6 +118,9 @@ class Ingestion:
             execution_id = self.lifecycle.execute(request).execution_id
         except CaseRefused as refused:
             return self._buried(waiting, address, code_of(refused), str(refused))
+        except passing():
+            # The task ends, and its claim is left to its lease: the event waits for the sweep.
+            raise
         except Exception as error:
             if self.store.is_transient(error) or isinstance(error, CommitUnknown):
                 raise

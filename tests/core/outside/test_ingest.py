@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from durable_core import deliveries
-from durable_core.cases import later, sweep
+from durable_core.cases import later, passing, sweep
 from durable_core.cases.event import Event
 from durable_core.cases.inbox import PostgresInbox
 from durable_core.cases.ingest import Ingested
@@ -277,6 +277,28 @@ def test_killed_inside_the_handler_its_claim_lapses_and_the_event_is_executed_on
     first, second = desk.ran
     assert first.execution_id != second.execution_id
     assert first.key == second.key
+
+
+class TimeIsUp(Exception):
+    """As the soft time limit of a task is: an Exception, and no outcome of a handler."""
+
+
+@pytest.mark.parametrize("where", ["in the handler", "before it"])
+def test_what_ends_the_task_passes_and_the_event_waits(either, monkeypatch, where):
+    monkeypatch.setattr(passing, "_passing", (TimeIsUp,))
+    case_id = either.made("P1")
+
+    def end(*_):
+        raise TimeIsUp
+
+    if where == "in the handler":
+        either.act = end
+    else:
+        monkeypatch.setattr(type(either.cases.lifecycle), "execute", end)
+    with pytest.raises(TimeIsUp):
+        either.cases.ingest(scanned())
+    assert either.dead() == []
+    assert (either.cases.ingest(scanned()).was, either.case(case_id).state.places) == ("pending", [])
 
 
 def test_an_event_whose_execution_lives_is_left_alone(desk, engine, clock):

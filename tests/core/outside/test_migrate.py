@@ -320,6 +320,18 @@ def test_what_ends_the_process_or_the_task_passes(either, ends, monkeypatch):
     assert either.entries(case_id) == ["claimed"], "left to its lease, as that of a killed process"
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_what_ends_the_task_ends_a_migration(either, dry_run, monkeypatch):
+    monkeypatch.setattr(passing, "_passing", (TimeIsUp,))
+    either.made()
+
+    def end(state):
+        raise TimeIsUp
+
+    with pytest.raises(TimeIsUp):
+        migrated(either, end, dry_run=dry_run)
+
+
 def test_a_definition_may_be_given_for_one_run(either):
     case_id = either.made()
     other = CaseType(either.type.name, state=Parcel, registered=False)
