@@ -18,10 +18,10 @@ from durable_core.database.connections import Database
 from durable_core.database.transactions import Transaction
 from durable_core.deliveries.declare import DeliveryKind, Step, database_of, delivery, registry
 from durable_core.deliveries.options import Options
-from durable_core.deliveries.read import now
+from durable_core.deliveries.read import get, now
 from durable_core.deliveries.rows import Ref
 from durable_core.errors import GiveUp, InvalidArguments, Snooze
-from durable_core.refusals import CaseBusy, CaseClaimLost, CaseRefused
+from durable_core.refusals import CaseBusy, CaseClaimLost, CaseRefused, InvalidState, UnknownCaseType, UnknownStep
 
 log = logging.getLogger("durable.run")
 
@@ -32,7 +32,10 @@ LEAST_SNOOZE, MOST_SNOOZE = 1.0, 5.0
 """Seconds for which a request waits for a busy case. Most executions are over long before their lease."""
 
 UNKNOWN_SECONDS = 10.0
-"""How long an event waits for a worker that knows the type of its case: in a rolling deploy there is one."""
+"""How long an event or a request waits for a worker that knows type and step: in a rolling deploy there is one."""
+
+MOST_WAITS = 360
+"""So often a request is put off, an hour's worth, before what its worker does not know is what nobody knows."""
 
 
 class Carried(Protocol):
@@ -141,6 +144,13 @@ def _executing(type_name: str) -> Callable[..., dict[str, Any]]:
         except CaseClaimLost as lost:
             # Nothing was committed, and the request still stands; perhaps the one who took over was its redelivery.
             raise Snooze(LEAST_SNOOZE, str(lost), code=lost.reason) from None
+        except (UnknownStep, UnknownCaseType, InvalidState) as unknown:
+            # Whoever asked knew the step: in a rolling deploy another worker does, and reads the state.
+            with database.autocommit() as connection:
+                waits = get(connection, step.id).snoozes
+            if waits >= MOST_WAITS:
+                raise GiveUp(str(unknown), code=unknown.reason) from unknown
+            raise Snooze(UNKNOWN_SECONDS, str(unknown), code=unknown.reason) from None
         except CaseRefused as refused:
             raise GiveUp(str(refused), code=refused.reason) from refused
 

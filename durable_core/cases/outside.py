@@ -51,7 +51,8 @@ class Outside:
 
         It is a delivery of the kind `case.<type>`, with the options of any: `key`, `countdown`, `priority` and so on.
         However often it is carried out, one execution is committed for it; `ctx.key` is its id in each. A busy case is
-        waited for. Another refusal, and an execution that failed, end it as `failed` with the reason as its code.
+        waited for, and for an hour a worker that knows type, step and state. Another refusal, and an execution that
+        failed, end it as `failed` with the reason as its code.
         Refused now, with nothing written: CaseNotFound, UnknownCaseType, UnknownStep, InvalidInput, and what
         `enqueue` refuses. The guard is not asked now. Not for a MemoryStore.
         """

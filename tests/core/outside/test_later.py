@@ -7,12 +7,13 @@ from sqlalchemy.orm import Session
 
 from durable_core import deliveries
 from durable_core.cases.clock import VirtualClock
-from durable_core.cases.later import MOST_SNOOZE, kind_of
+from durable_core.cases.later import MOST_SNOOZE, MOST_WAITS, UNKNOWN_SECONDS, kind_of
 from durable_core.cases.memory import MemoryStore
+from durable_core.cases.schema import Schema
 from durable_core.deliveries.attempt import perform
 from durable_core.errors import InvalidArguments, InvalidOption, UnsupportedTransaction
 from durable_core.refusals import CaseNotFound, InvalidInput, UnknownCaseType, UnknownStep
-from tests.core.outside.desk import Desk
+from tests.core.outside.desk import Desk, Parcel
 
 CARRIER = {"system": "carrier"}
 
@@ -123,6 +124,58 @@ def test_a_refusal_ends_the_request_with_its_reason(desk, asked, carried, row, s
     assert carried(request).outcome == "failed"
     assert (row(request).state, row(request).error_code) == ("failed", code)
     assert desk.entries(case_id) == []
+
+
+class Weighed(Parcel):
+    grams: int
+
+
+def forgets_the_step(desk, monkeypatch):
+    monkeypatch.delitem(desk.type._steps, "tell")
+
+
+def forgets_the_type(desk, monkeypatch):
+    monkeypatch.setattr(desk.cases.lifecycle, "types", {})
+
+
+def has_another_schema(desk, monkeypatch):
+    monkeypatch.setattr(desk.type, "state", Schema(Weighed, "a parcel"))
+
+
+ANOTHER_DEPLOY = [
+    (forgets_the_step, "BAD_REQUEST"),
+    (forgets_the_type, "NOT_FOUND"),
+    (has_another_schema, "INVALID_STATE"),
+]
+
+
+@pytest.mark.parametrize(("other", "code"), ANOTHER_DEPLOY)
+def test_a_worker_of_another_deploy_leaves_the_request_to_one_that_knows(
+    desk, asked, carried, row, clock, monkeypatch, other, code
+):
+    request = asked(desk.made(), "tell")
+    with monkeypatch.context() as deployed:
+        other(desk, deployed)
+        attempted = carried(request)
+    assert (attempted.outcome, attempted.error_code) == ("snoozed", code)
+    assert (row(request).state, row(request).snoozes) == ("pending", 1)
+    clock.advance(UNKNOWN_SECONDS + 0.1)
+    assert carried(request).outcome == "sent"
+    assert len(desk.ran) == 1
+
+
+@pytest.mark.parametrize(("other", "code"), ANOTHER_DEPLOY)
+def test_what_nobody_knows_for_an_hour_ends_the_request(desk, engine, asked, carried, row, monkeypatch, other, code):
+    request = asked(desk.made(), "tell")
+    other(desk, monkeypatch)
+    with engine.begin() as tx:
+        most = text("update durable.deliveries set attempts = :most, snoozes = :most")
+        tx.execute(most, {"most": MOST_WAITS})
+    assert carried(request).outcome == "failed"
+    assert (row(request).state, row(request).error_code) == ("failed", code)
+    with engine.begin() as tx:
+        deliveries.redrive(tx, request, by="dana", reason="deployed")
+    assert carried(request).outcome == "snoozed", "the hour begins anew"
 
 
 def test_an_execution_that_failed_ends_the_request_without_what_its_handler_said(desk, asked, carried, row):
