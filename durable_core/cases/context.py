@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from durable_core.arguments import check
-from durable_core.cases.store import NewCorrelation, StoreTransaction
+from durable_core.cases.store import NewCorrelation, StoreTransaction, misnamed
 
 Write = Callable[[StoreTransaction], object]
 """Something that commits together with the new state."""
@@ -64,17 +64,16 @@ class CaseContext:
         Register, inside the commit, what another system calls this: its events are for this case from then on.
 
         `scope_key` is the step's own; None means the case as a whole. An identifier that was registered before is
-        moved here, and keeps its id. Raises TypeError and ValueError for what no identifier can be.
+        moved here, and keeps its id. Raises ValueError for what no correlation can have.
         """
-        for name, text, most in (("system", system, 200), ("external_id", external_id, 1000)):
-            if not isinstance(text, str):
-                raise TypeError(f"correlate: {name} is text; got {type(text).__name__}")
-            if not 0 < len(text.encode()) <= most:
-                raise ValueError(f"correlate: {name} is 1 to {most} bytes long")
+        given = None if isinstance(scope_key, _Own) else scope_key
+        wrong = misnamed(system=system, external_id=external_id, scope_key=given, step=step)
+        if wrong is not None:
+            raise ValueError(f"correlate: {wrong[0]}: {wrong[1]}")
         check(metadata)
         registered = NewCorrelation(
             system=system, external_id=external_id, case_id=self.case_id, step=step, metadata=metadata,
-            scope_key=self.scope_key if isinstance(scope_key, _Own) else scope_key,
+            scope_key=self.scope_key if isinstance(scope_key, _Own) else given,
         )  # fmt: skip
         self._writes.append(lambda transaction: transaction.correlate(registered))
 

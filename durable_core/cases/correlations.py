@@ -8,7 +8,7 @@ from durable_core.arguments import Unfit, check
 from durable_core.cases.memory import MemoryTransaction
 from durable_core.cases.postgres import PostgresTransaction, correlation_of
 from durable_core.cases.read import checked_id
-from durable_core.cases.store import Correlation, NewCorrelation, StoreTransaction
+from durable_core.cases.store import Correlation, NewCorrelation, StoreTransaction, misnamed
 from durable_core.database.statements import beside
 from durable_core.database.transactions import run
 from durable_core.errors import InvalidOption
@@ -17,8 +17,6 @@ from durable_core.refusals import CaseNotFound
 _statements = beside(__file__)
 
 MOST_PER_PAGE = 1000
-LONGEST = {"system": 200, "external_id": 1000, "scope_key": 1000, "step": 200}
-"""In bytes; the first two stand in an index."""
 
 
 def correlate(
@@ -28,15 +26,9 @@ def correlate(
     """Register a name. Raises CaseNotFound and InvalidOption, with nothing written."""
     row_id = checked_id(case_id)
     named: dict[str, Any] = {"system": system, "external_id": external_id, "scope_key": scope_key, "step": step}
-    for option, text in named.items():
-        if text is None and option in ("scope_key", "step"):
-            continue
-        if (
-            not isinstance(text, str)
-            or "\x00" in text
-            or not 0 < len(text.encode("utf-8", "replace")) <= LONGEST[option]
-        ):
-            raise InvalidOption("correlate", option, f"it is text of 1 to {LONGEST[option]} bytes")
+    wrong = misnamed(**named)
+    if wrong is not None:
+        raise InvalidOption("correlate", *wrong)
     try:
         check(metadata)
     except Unfit as unfit:

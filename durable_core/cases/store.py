@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
+from durable_core.arguments import Unfit, check
 from durable_core.cases.journal import Entry, EntryKind, Head
 
 
@@ -126,6 +127,27 @@ class NewCorrelation:
     scope_key: str | None = None
     step: str | None = None
     metadata: Any = None
+
+
+LONGEST_NAMES = {"system": 200, "external_id": 1000, "scope_key": 1000, "step": 200}
+"""Of a correlation, in bytes; the first two stand in an index."""
+
+
+def misnamed(**names: object) -> tuple[str, str] | None:
+    """Which of these names no correlation can have, and why; `scope_key` and `step` may be None."""
+    for option, name in names.items():
+        most = LONGEST_NAMES[option]
+        if name is None and option in ("scope_key", "step"):
+            continue
+        if not isinstance(name, str):
+            return option, f"it is text of 1 to {most} bytes; got {type(name).__name__}"
+        try:
+            check(name)
+        except Unfit as unfit:
+            return option, f"it is text of 1 to {most} bytes; {unfit}"
+        if not 0 < len(name.encode()) <= most:
+            return option, f"it is text of 1 to {most} bytes"
+    return None
 
 
 class StoreTransaction(Protocol):

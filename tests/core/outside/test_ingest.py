@@ -13,7 +13,7 @@ from durable_core.cases.event import Event
 from durable_core.cases.inbox import PostgresInbox
 from durable_core.cases.ingest import Ingested
 from durable_core.deliveries.attempt import perform
-from durable_core.errors import InvalidArguments
+from durable_core.errors import InvalidArguments, InvalidOption
 from durable_core.kinds import deliveries as registry
 from durable_core.refusals import CaseBusy
 from durable_core.sweeps import SWEEPS, Bounds, named, run_sweep
@@ -199,6 +199,41 @@ def test_a_correlation_of_a_failed_attempt_is_absent_and_one_registered_again_ke
         assert moved.metadata == {"a": [1]}
     with either.tx() as tx:
         assert [one.external_id for one in either.cases.correlations(tx, other)] == ["P2", "C2"]
+        assert [one.external_id for one in either.cases.correlations(tx, case_id)] == ["P1"]
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("system", None),
+        ("system", "x" * 201),
+        ("external_id", 7),
+        ("external_id", "a\x00"),
+        ("external_id", "\ud800"),
+        ("external_id", "\u00e9" * 501),
+        ("step", ""),
+        ("step", "a\x00"),
+        ("step", 7),
+        ("scope_key", ""),
+        ("scope_key", "a\x00"),
+    ],
+)
+def test_a_name_that_no_correlation_can_have_is_refused_at_the_call(either, option, name):
+    case_id = either.made("P1")
+    named = {"system": "customs", "external_id": "C1", option: name}
+    met = []
+
+    def correlates(state, ctx):
+        with pytest.raises(ValueError, match=f"correlate: {option}: ") as refused:
+            ctx.correlate(**named)
+        met.append(refused.value)
+
+    either.act = correlates
+    assert either.cases.ingest(scanned()).status == "executed"
+    assert len(met) == 1
+    with either.tx() as tx:
+        with pytest.raises(InvalidOption, match=option):
+            either.cases.correlate(tx, case_id, **named)
         assert [one.external_id for one in either.cases.correlations(tx, case_id)] == ["P1"]
 
 
