@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from uuid_utils import uuid7
@@ -29,8 +31,21 @@ log = logging.getLogger("durable.cases")
 
 T = TypeVar("T")
 
-DEFECTS = (InvalidState, EffectEscaped, GiveUp)
-"""Failures that another attempt cannot mend."""
+DEFECTS = (InvalidState, EffectEscaped)
+"""Failures of ours that another attempt cannot mend."""
+
+
+class Raised(Exception):
+    """
+    What user code raised.
+
+    It may have executed a step of another case: what became of that one (its claim lost, its commit unknown, its state
+    invalid) says nothing of this execution.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class Running:
@@ -55,10 +70,13 @@ class Running:
     def _attempts(self) -> Executed:
         limit = self.claimed.policy.limit
         for attempt in range(1, limit + 1):
+            error: Exception
             try:
                 return self._attempt(attempt)
+            except Raised as raised:
+                error, final = raised.error, isinstance(raised.error, GiveUp)
             except CaseClaimLost as lost:
-                self._failed(attempt, lost, ours=False)
+                self._failed(attempt, lost)
                 raise
             except CommitUnknown:
                 # Whether it stands nobody can tell now: to say "failed", or to run it again, could be wrong.
@@ -66,15 +84,18 @@ class Running:
             except passing():
                 # The task ends. Its claim is left to its lease, as that of a process that was killed.
                 raise
-            except Exception as error:
-                log.warning("case_attempt_failed", extra=self._of_case(attempt=attempt, error=type(error).__name__))
-                if attempt == limit or isinstance(error, DEFECTS):
-                    self._failed(attempt, error)
-                    raise ExecutionFailed(
-                        self.case_id, self.claimed.execution_id, self.claimed.step.name, self.claimed.scope_key,
-                        attempt, type(error).__name__, said(error),
-                    ) from error  # fmt: skip
-                self._attempt_failed(attempt, error)
+            except Exception as own:
+                error, final = own, isinstance(own, DEFECTS)
+            log.warning("case_attempt_failed", extra=self._of_case(attempt=attempt, error=type(error).__name__))
+            final = final or attempt == limit
+            over = self._failed(attempt, error) if final else self._attempt_failed(attempt, error)
+            if over is not None:
+                raise over from error
+            if final:
+                raise ExecutionFailed(
+                    self.case_id, self.claimed.execution_id, self.claimed.step.name, self.claimed.scope_key,
+                    attempt, type(error).__name__, said(error),
+                ) from error  # fmt: skip
             self.lifecycle.clock.sleep(self.claimed.policy.seconds(attempt))
         raise AssertionError("the last attempt returns or raises")
 
@@ -94,11 +115,28 @@ class Running:
         )  # fmt: skip
         pid = os.getpid()
         try:
-            returned = claimed.step.handler(state, context)
+            with self._theirs():
+                returned = claimed.step.handler(state, context)
         finally:
             leave_if_forked(pid)
         new = claimed.case_type.dump(returned)
         return self._commit(attempt, context, new, delta(old, new))
+
+    @contextmanager
+    def _theirs(self) -> Iterator[None]:
+        """Around a call of user code. Raises Raised, but for what ends the task or the machine room refuses."""
+        try:
+            yield
+        except passing():
+            raise
+        except EffectEscaped as escaped:
+            if escaped.row_id == self.case_id:
+                raise
+            raise Raised(escaped) from escaped
+        except Exception as error:
+            if self.lifecycle.store.is_transient(error):
+                raise  # our transaction is tried again
+            raise Raised(error) from error
 
     def _actor(self) -> Any:
         """Who acts, a fresh copy for each attempt; what is no JSON is handed on as it was given."""
@@ -130,7 +168,8 @@ class Running:
             if writes:
                 transaction.write_state(write)
                 for one in writes:
-                    one(transaction)
+                    with self._theirs():
+                        one(transaction)
             transaction.settle(entry, None if writes else write)
             return Executed(
                 execution_id=claimed.execution_id, case_id=case.id, case_type=case.case_type, step=claimed.step.name,
@@ -155,8 +194,8 @@ class Running:
 
     # --- what did not come to a commit ------------------------------------------------------------
 
-    def _attempt_failed(self, attempt: int, error: BaseException) -> None:
-        """Say so, and count the next attempt. Raises CaseClaimLost where somebody else has the case by now."""
+    def _attempt_failed(self, attempt: int, error: BaseException) -> CaseClaimLost | None:
+        """Say so, and count the next attempt; where somebody else has the case by now, that is the end."""
         failed = self._draft(EntryKind.ATTEMPT_FAILED, attempt, error=failure(error))
 
         def act(transaction: StoreTransaction) -> CaseClaimLost | None:
@@ -171,20 +210,23 @@ class Running:
             transaction.append(self.lifecycle.seal().sealed(end, self.case_id, head, looked.now))
             return lost
 
-        lost = self.lifecycle.tried(self.case_id, act, lambda transaction, _: transaction.written(failed.id))
-        if lost is not None:
-            raise lost
+        return self.lifecycle.tried(self.case_id, act, lambda transaction, _: transaction.written(failed.id))
 
-    def _failed(self, attempt: int, error: BaseException, *, ours: bool = True) -> None:
-        """Say that it failed for good, and give the case free in the same transaction, if it is ours still."""
+    def _failed(self, attempt: int, error: BaseException) -> CaseClaimLost | None:
+        """
+        Say that it failed for good, and give the case free in the same transaction.
+
+        Returned is that somebody else has it by now: then it is not given free, and the caller is told of that.
+        """
         failed = self._draft(EntryKind.FAILED, attempt, error=failure(error))
 
-        def act(transaction: StoreTransaction) -> None:
+        def act(transaction: StoreTransaction) -> CaseClaimLost | None:
             head, looked = self._look(transaction)
             entry = self.lifecycle.seal().sealed(failed, self.case_id, head, looked.now)
-            transaction.append(entry, release=ours)
+            transaction.append(entry, release=True)
+            return None if looked.held_by(self.claimed.execution_id) else self._lost(looked)
 
-        self.lifecycle.tried(self.case_id, act, lambda transaction, _: transaction.written(failed.id))
+        return self.lifecycle.tried(self.case_id, act, lambda transaction, _: transaction.written(failed.id))
 
     def _look(self, transaction: StoreTransaction) -> tuple[Head, Looked]:
         case = transaction.lock(self.case_id)
