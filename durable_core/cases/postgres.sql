@@ -42,29 +42,44 @@ for no key update of c
 select set_config('lock_timeout', :was, true) as set
 
 -- name: look
--- What is so under the lock: the claim, whether its lease is over, and the database's instant.
--- locks: the claim: a beat that comes now is skipped, and one under way is waited for, so no lease that was just renewed
---        is taken
-with held as materialized (
+-- What is so under the lock of the case: the claim, whether its lease is over, and the database's instant.
+-- locks: the claim, only where its lease looks over: then a beat that comes now is skipped, and one under way is waited
+--        for and judged as it left the claim, so no lease that was just renewed is taken. While it lasts nobody but
+--        its owner has business with it, and beats are not to be skipped for those who only ask.
+with seen as materialized (
+    select k.case_id, k.execution_id, k.step, k.scope_key, k.request_id, k.attempt, k.claimed_at, k.heartbeat_at,
+        k.expires_at, k.expires_at <= (select durable.durable_now()) as looks_over
+    from durable.case_claims k
+    where k.case_id = cast(:id as uuid)
+),
+locked as materialized (
     select k.case_id, k.execution_id, k.step, k.scope_key, k.request_id, k.attempt, k.claimed_at, k.heartbeat_at,
         k.expires_at
     from durable.case_claims k
-    where k.case_id = cast(:id as uuid)
+    where k.case_id = cast(:id as uuid) and (select s.looks_over from seen s)
     for no key update of k
 ),
 -- Read once the claim is locked: the lease is judged by it.
 clock as materialized (
-    select durable.durable_now() as now from (select count(*) from held) as locked
+    select durable.durable_now() as now from (select count(*) from locked) as held
+),
+found as (
+    select l.*, l.expires_at <= clock.now as lapsed from locked l, clock
+    union all
+    select s.case_id, s.execution_id, s.step, s.scope_key, s.request_id, s.attempt, s.claimed_at, s.heartbeat_at,
+        s.expires_at, false as lapsed
+    from seen s
+    where not s.looks_over
 )
-select clock.now, coalesce(h.expires_at <= clock.now, false) as lapsed,
-    cast(h.case_id as text) as case_id, cast(h.execution_id as text) as execution_id, h.step, h.scope_key,
-    cast(h.request_id as text) as request_id, h.attempt, h.claimed_at, h.heartbeat_at, h.expires_at,
+select clock.now, coalesce(f.lapsed, false) as lapsed,
+    cast(f.case_id as text) as case_id, cast(f.execution_id as text) as execution_id, f.step, f.scope_key,
+    cast(f.request_id as text) as request_id, f.attempt, f.claimed_at, f.heartbeat_at, f.expires_at,
     (
         select j.number from durable.case_journal j
         where j.request_id = cast(:request_id as uuid) and j.entry = 'completed' and j.case_id = cast(:id as uuid)
     ) as answered
 from clock
-left join held h on true
+left join found f on true
 
 -- name: lapse
 -- before: the case is locked, and its claim was looked at under the lock: its lease is over

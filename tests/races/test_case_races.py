@@ -315,6 +315,54 @@ def test_in_every_order_of_a_beat_and_a_takeover_no_lease_that_was_renewed_is_ta
         assert kinds(engine, cases, case_id) == ["claimed"]
 
 
+@pytest.fixture
+def live(engine, cases, case_id, clock):
+    """A claim whose owner is at work, its lease not over."""
+    with pytest.raises(Crash):
+        cases.execute(case_id, "crash")
+    clock.freeze()
+    clock.advance(5)
+    with engine.begin() as tx:
+        return cases.get(tx, case_id).claim
+
+
+def beat(connection, claim):
+    """Renews it for 30 s from now; the lease it has then."""
+    told = {"case_id": claim.case_id, "execution_id": claim.execution_id, "lease_seconds": 30.0}
+    run(connection, _statements.keep, **told)
+    return connection.scalar(
+        text("select expires_at from durable.case_claims where execution_id = :id"), {"id": claim.execution_id}
+    )
+
+
+def test_who_finds_a_case_busy_costs_its_owner_no_beat(other_engine, case_id, live):
+    with other_engine.connect() as one, other_engine.connect() as two:
+        asks = Takeover(two, case_id)
+        asks.lock()
+        asks.look()
+        assert (asks.looked.lapsed, asks.looked.held_by(live.execution_id)) == (False, True)
+        one.execute(text("set lock_timeout = '1s'"))
+        assert beat(one, live) > live.expires_at
+
+
+def test_a_commit_waits_for_a_beat_under_way_and_stands(engine, other_engine, cases, case_id, live):
+    with other_engine.connect() as one, other_engine.connect() as two:
+        owner = Settler(two, case_id)
+        owner.execution_id = live.execution_id
+        assert beat(one, live) > live.expires_at
+        owner.lock()
+        owner.look()
+        with ThreadPoolExecutor(1) as pool:
+            settled = pool.submit(owner.settle)
+            wait_until_somebody_blocks(engine)
+            one.commit()
+            settled.result(PATIENCE)
+        owner.commit()
+    with engine.begin() as tx:
+        case = cases.get(tx, case_id)
+    assert (case.claim, case.seq, kinds(engine, cases, case_id)) == (None, 1, ["claimed", "completed"])
+
+
 @pytest.mark.spec("cases", 12)
 def test_an_owner_that_was_dispossessed_between_two_attempts_stops(engine, cases, kind, case_id, clock):
     tried = []
