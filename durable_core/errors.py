@@ -254,6 +254,12 @@ class EffectEscaped(DurableError):
         self.row_id, self.what = row_id, what
 
     def __str__(self) -> str:
+        if self.what == "case":
+            return (
+                f"case {self.row_id}: a write of ctx.in_commit committed or rolled back its transaction itself. The "
+                "database refused it, so nothing of the case changed; what it did after a ROLLBACK of its own may "
+                "stand. Remove the COMMIT or ROLLBACK from it."
+            )
         return (
             f"{self.what} {self.row_id}: the handler committed or rolled back step.session's transaction itself, so "
             "its effect may already stand and may be repeated. Remove the COMMIT or ROLLBACK from the handler."

@@ -148,7 +148,7 @@ def test_the_constraints_and_triggers_of_a_live_database_are_the_table_of_states
     assert words(pruned) == set(PRUNED)
     assert set(re.findall(r"when '(\w+ -> \w+)'", guard)) == {f"{m.source} -> {m.target}" for m in DELIVERY_MOVES}
     guards_of_tables = {"guard_delivery", "guard_journal", "guard_operation", "guard_plan", "guard_receipt"}
-    guards_of_cases = {"guard_case", "guard_case_entry", "guard_case_event"}
+    guards_of_cases = {"guard_case", "guard_case_commit", "guard_case_entry", "guard_case_event"}
     assert triggers == {"check_delivery", "guard_truncate", *guards_of_tables, *guards_of_cases}
 
 

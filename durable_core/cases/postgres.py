@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg.errors import DivisionByZero
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 from uuid_utils import uuid7
 
@@ -39,6 +39,9 @@ _statements = beside(__file__)
 
 ANSWER_SECONDS = max(LEAST_ANSWER_SECONDS, 10.0)
 """How long an answer to COMMIT, or to a heartbeat, is waited for; a third of the default lease."""
+
+COMMITS_WITH_ITS_ENTRY = "guard_case_commit"
+"""The guard that refuses a COMMIT of a state without its entry, by the name it gives in its error."""
 
 
 class PostgresTransaction:
@@ -136,10 +139,16 @@ class PostgresTransaction:
 
     def effect(self, write: Callable[[Any], object]) -> None:
         try:
-            write(self._joined())
-        finally:
-            leave_if_forked(self._pid)
-        self._joined().flush()
+            try:
+                write(self._joined())
+            finally:
+                leave_if_forked(self._pid)
+            self._joined().flush()
+        except (psycopg.Error, DBAPIError) as error:
+            refused = getattr(error, "orig", error)
+            if isinstance(refused, psycopg.Error) and refused.diag.constraint_name == COMMITS_WITH_ITS_ENTRY:
+                raise EffectEscaped(self._locked["id"], "case") from error
+            raise
 
     def _joined(self) -> Session:
         """The session of user code on our transaction, under the host's own class and its own bound on locks."""
@@ -158,7 +167,8 @@ class PostgresTransaction:
         try:
             run(self._tx, _statements.settle, **told, **state, writes=write is not None, xid=self._locked["xid"])
         except Exception as error:
-            if isinstance(getattr(error, "orig", error), DivisionByZero):
+            # Pending: a COMMIT by the connection was refused, and the write did not let that pass.
+            if isinstance(error, PendingRollbackError) or isinstance(getattr(error, "orig", error), DivisionByZero):
                 raise EffectEscaped(entry.case_id, "case") from error
             raise
 

@@ -111,6 +111,8 @@ create index case_journal_execution on durable.case_journal (execution_id, numbe
 -- A request completes once.
 create unique index case_journal_request on durable.case_journal (request_id)
     where entry = 'completed' and request_id is not null;
+-- Each commit has one entry, which its guard asks for.
+create unique index case_journal_commit on durable.case_journal (case_id, seq) where entry = 'completed';
 -- What one step, and one scope key, has done to a case.
 create index case_journal_step on durable.case_journal (case_id, step, number);
 create index case_journal_scope on durable.case_journal (case_id, scope_key, number) where scope_key is not null;
@@ -225,6 +227,28 @@ $guard$;
 
 create trigger guard_case before insert or update or delete on durable.cases
     for each row execute function durable.guard_case();
+
+-- A state commits with its entry or not at all. Asked at COMMIT, for the writes of user code come between the two: who
+-- ends the transaction there is refused.
+create function durable.guard_case_commit() returns trigger
+    language plpgsql set search_path = pg_catalog, pg_temp
+    as $guard$
+begin
+    if not exists (
+        select from durable.case_journal j
+        where j.case_id = new.id and j.seq = new.seq and j.entry = 'completed'
+    ) then
+        raise exception 'case %: seq % has no completed entry in its journal', new.id, new.seq
+            using errcode = '55000', constraint = 'guard_case_commit',
+                hint = 'A write of in_commit leaves COMMIT, and the time of deferred constraints, to the engine.';
+    end if;
+    return null;
+end
+$guard$;
+
+create constraint trigger guard_case_commit after update of seq on durable.cases
+    deferrable initially deferred
+    for each row when (new.seq <> old.seq) execute function durable.guard_case_commit();
 
 -- An entry is the next of its case and never changes, but that its payload is erased, whole and once.
 create function durable.guard_case_entry() returns trigger

@@ -3,8 +3,10 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
 from bench.relay import CountingRelay
@@ -336,17 +338,36 @@ def test_the_session_of_a_write_is_the_hosts_own_and_cannot_be_ended(engine, kin
     assert effects(engine) == ["written"]
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_write_that_ends_the_transaction_behind_our_back_is_found(engine, kind, here, case_id, end):
+ENDS = {
+    "commit": lambda session: session.connection().connection.dbapi_connection.execute("commit"),
+    "commit of the driver": lambda session: session.connection().connection.dbapi_connection.commit(),
+    "commit of the connection": lambda session: session.connection().commit(),
+    "commit as SQL": lambda session: session.execute(text("commit")),
+    "rollback": lambda session: session.connection().connection.dbapi_connection.execute("rollback"),
+}
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_write_that_ends_the_transaction_behind_our_back_is_found_and_nothing_stands(
+    engine, kind, here, case_id, end, swallowed
+):
     def escapes(session):
         note(session)
-        session.connection().connection.dbapi_connection.execute(end)
+        try:
+            ENDS[end](session)
+        except (DBAPIError, psycopg.Error):
+            if not swallowed:
+                raise
 
     kind.step("go", retry=Attempts(3, 0))(lambda state, ctx: ctx.in_commit(escapes) or {"n": 1})
     with pytest.raises(ExecutionFailed) as failed:
         here.execute(case_id, "go")
     assert isinstance(failed.value.cause, EffectEscaped)
+    assert "so nothing of the case changed" in str(failed.value.cause)
     assert failed.value.attempts == 1
+    assert told(engine, here, case_id) == ([("claimed", 1), ("failed", 1)], 0, None)
+    assert effects(engine) == []
 
 
 def test_a_write_waits_for_locks_as_its_host_decided(engine, kind, here, case_id):
