@@ -242,7 +242,9 @@ class Verifier:
         self._entries = self._erased = self._unkeyed = self._keyed = self._completed = 0
         self._faults: list[Fault] = []
         self._claimed: Entry | None = None
-        self._committed: tuple[Entry, Entry] | None = None
+        self._state: str | None = None
+        """The state of the case at the entry seen last, by claims and deltas; None where that cannot be told."""
+        self._ended_at: datetime | None = None
 
     def see(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
@@ -251,13 +253,7 @@ class Verifier:
     def _see(self, entry: Entry) -> None:
         self._entries += 1
         self._erased += entry.erased_at is not None
-        if entry.entry == EntryKind.CLAIMED:
-            self._claimed = entry
-        elif entry.entry == EntryKind.COMPLETED:
-            self._completed += 1
-            before = self._claimed
-            same = before is not None and before.execution_id == entry.execution_id
-            self._committed = (before, entry) if before is not None and same else None
+        found = len(self._faults)
         expected = self._last.number + 1
         if entry.number != expected:
             self._fault(entry.number, FaultKind.MISSING, f"entries {expected} to {entry.number - 1} are missing")
@@ -272,7 +268,37 @@ class Verifier:
         self._see_digests(entry, follows=entry.number == expected)
         if self._saved is not None and self._saved.number == entry.number and self._saved.chain != entry.chain:
             self._fault(entry.number, FaultKind.HEAD, "its chain is not the one that was saved")
+        self._see_state(entry, sound=len(self._faults) == found)
         self._last, self._ordinal = Head(entry.number, entry.chain), entry.ordinal
+
+    def _see_state(self, entry: Entry, *, sound: bool) -> None:
+        """A claim has the state that the last commit made; one that was edited between the two shows here."""
+        if entry.entry == EntryKind.CLAIMED:
+            self._claimed = entry if entry.erased_at is None else None
+            if not sound:
+                self._state = None
+            elif self._claimed is not None:
+                state = canonical(entry.state)
+                if self._state not in (None, state):
+                    self._fault(entry.number, FaultKind.STATE, "its state is not what the commit before it had made")
+                self._state = state
+        elif entry.entry == EntryKind.COMPLETED:
+            self._completed += 1
+            self._state = self._made(entry) if sound else None
+            if entry.dormancy == "reopened":
+                self._ended_at = None
+            elif entry.dormancy == "ended":
+                self._ended_at = self._ended_at or entry.recorded_at
+
+    def _made(self, completed: Entry) -> str | None:
+        """What a commit has made of the state that its claim has."""
+        claimed = self._claimed
+        if claimed is None or claimed.execution_id != completed.execution_id or completed.erased_at is not None:
+            return None
+        try:
+            return canonical(applied(claimed.state, completed.delta))
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None  # an edited claim, which is a fault of its own
 
     def _see_digests(self, entry: Entry, *, follows: bool) -> None:
         if entry.keyed and self._key is None:
@@ -280,7 +306,10 @@ class Verifier:
             self._fault(entry.number, FaultKind.UNKEYED, "it was sealed with a key, which is not set here")
             return
         seal = Seal(self._key if entry.keyed else None)
-        payload = entry.salt is None or payload_digest_of(entry.salt, entry.payload) == entry.payload_digest
+        if entry.salt is None:
+            payload = entry.erased_at is not None and entry.payload == Payload()
+        else:
+            payload = payload_digest_of(entry.salt, entry.payload) == entry.payload_digest
         if not payload or not hmac.compare_digest(seal.digest_of(entry), entry.digest):
             self._fault(entry.number, FaultKind.EDITED, "it is not as it was written")
         elif follows and not hmac.compare_digest(seal.chained(self._last.chain, entry.digest), entry.chain):
@@ -289,26 +318,19 @@ class Verifier:
     def _fault(self, number: int, kind: FaultKind, problem: str) -> None:
         self._faults.append(Fault(number, kind, problem))
 
-    @property
-    def state(self) -> Any:
-        """What the last commit has made of the case, by its claim and its delta; None where that cannot be told."""
-        claimed, completed = self._committed or (None, None)
-        if claimed is None or completed is None or claimed.erased_at is not None or completed.erased_at is not None:
-            return None
-        try:
-            return applied(claimed.state, completed.delta)
-        except (KeyError, IndexError, TypeError, ValueError):
-            return None  # an edited entry, which is a fault of its own
-
-    def end(self, head: Head, seq: int, state: str, *, beyond: int | None = None) -> Verified:
+    def end(
+        self, head: Head, seq: int, state: str, ended_at: datetime | None, *, beyond: int | None = None
+    ) -> Verified:
         """
-        What is wrong, seen against what the case itself says: its head, its count of commits, and its state.
+        What is wrong, seen against what the case itself says: its head, its count of commits, its state, its dormancy.
 
         `beyond` is an entry that lies past its head.
         """
-        journalled = self.state
-        if journalled is not None and canonical(journalled) != canonical(json.loads(state)):
+        if self._state is not None and self._state != canonical(json.loads(state)):
             self._fault(head.number, FaultKind.STATE, "the state of the case is not what its last commit made of it")
+        if not self._faults and ended_at != self._ended_at:
+            # Of a journal that is whole: one edited entry would be told twice.
+            self._fault(head.number, FaultKind.STATE, "the case is not dormant since when its journal says")
         if beyond is not None:
             self._fault(beyond, FaultKind.HEAD, "it lies behind the last entry that the case counts")
         if head.number > self._last.number:

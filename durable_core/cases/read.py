@@ -163,8 +163,9 @@ def verify(tx: StoreTransaction, case_id: str, *, head: Head | None, key: bytes 
     """
     Compute every digest of a journal anew, and say what is not as it was written: edited, missing, moved.
 
-    The state of the case is held against its last commit too, unless that was erased. `head` is one that was kept
-    elsewhere. It reads the whole journal, in pieces, up to the entry that the case counted last. Raises CaseNotFound.
+    The state of the case is held against its commits too, as far as they were not erased, and so is its dormancy.
+    `head` is one that was kept elsewhere. It reads the whole journal, in pieces, up to the entry that the case counted
+    last. Raises CaseNotFound.
     """
     row = _row(tx, case_id)
     seen = Verifier(row.id, key or current_key(), head)
@@ -173,7 +174,7 @@ def verify(tx: StoreTransaction, case_id: str, *, head: Head | None, key: bytes 
         seen.see(entry for entry in entries if entry.number <= row.journal_count)
         after = entries[-1].number
     beyond = after if after > row.journal_count and _row(tx, case_id).journal_count < after else None
-    return seen.end(row.head, row.seq, row.state, beyond=beyond)
+    return seen.end(row.head, row.seq, row.state, row.ended_at, beyond=beyond)
 
 
 def erase(tx: StoreTransaction, case_id: str, *, by: str, numbers: Sequence[int] | None) -> list[int]:

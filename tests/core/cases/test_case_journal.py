@@ -206,6 +206,51 @@ def test_a_state_that_is_not_what_the_last_commit_made_of_it_is_found(postgres, 
     assert faults(postgres, cases, case_id) == [(9, FaultKind.STATE)]
 
 
+def test_a_state_that_was_edited_between_two_commits_is_found_also_after_the_next(postgres, engine):
+    cases = declared(postgres)
+    case_id = played(postgres, cases, times=1)
+    as_superuser(engine, "update durable.cases set state = jsonb_set(state, '{n}', '100') where id = :id", id=case_id)
+    cases.execute(case_id, "say")
+    assert postgres.get(cases, case_id).state["n"] == 101
+    assert faults(postgres, cases, case_id) == [(6, FaultKind.STATE)]
+
+
+def test_a_state_that_was_edited_before_any_commit_is_found_by_its_claim(postgres, engine):
+    cases = declared(postgres)
+    case_id = played(postgres, cases, times=0)
+    as_superuser(engine, "update durable.cases set state = '{}' where id = :id", id=case_id)
+    assert faults(postgres, cases, case_id) == [(3, FaultKind.STATE)]
+
+
+def test_a_dormancy_that_no_entry_tells_of_is_found(postgres, engine):
+    kind = postgres.type()
+    kind.step("end")(lambda state, ctx: ctx.end() or state)
+    kind.step("reopen")(lambda state, ctx: ctx.reopen() or state)
+    cases = postgres.cases(kind)
+    case_id = postgres.create(cases, {})
+    for step, dormant in (("end", True), ("end", True), ("reopen", False), ("end", True)):
+        cases.execute(case_id, step)
+        assert verified(postgres, cases, case_id).ok
+        assert (postgres.get(cases, case_id).ended_at is not None) is dormant
+    as_superuser(engine, "update durable.cases set ended_at = null where id = :id", id=case_id)
+    assert faults(postgres, cases, case_id) == [(8, FaultKind.STATE)]
+
+
+def test_a_payload_without_its_salt_is_found(postgres, engine):
+    cases = declared(postgres)
+    case_id = played(postgres, cases)
+    with engine.connect() as tx, tx.begin() as forging:
+        tx.execute(text("set local session_replication_role = replica"))
+        for constraint in ("carries_what_its_kind_has", "erased_is_gone"):
+            tx.execute(text(f"alter table durable.case_journal drop constraint {constraint}"))
+        change = "update durable.case_journal set salt = null, actor = '\"eve\"', {} where case_id = :id and number = 3"
+        for erased in ("erased_at = null", "erased_at = recorded_at, erased_by = 'eve'"):
+            tx.execute(text(change.format(erased)), {"id": case_id})
+            found = [(fault.number, fault.kind) for fault in cases.verify(tx, case_id).faults]
+            assert found == [(3, FaultKind.EDITED)]
+        forging.rollback()
+
+
 def forged(postgres, engine, cases, case_id, key):
     """The whole journal written anew by somebody who can write past the guards, another actor in its first entry."""
     head, seal = Head(0, journal.GENESIS), Seal(key)
