@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pydantic
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 from durable_core.arguments import MAX_DEPTH, Unfit, check, clean_text
@@ -94,6 +96,12 @@ class Schema:
                 "lost. Keep the secret in the settings, and its name in the field."
             )
 
+        if (taken := _ambiguous(model, set())) is not None:
+            raise DefinitionError(
+                f"{what} has the alias {taken!r}, which is the name of another field beside it: fields are stored by "
+                "their names and read by either, so one would come back with the value of the other. Rename the alias."
+            )
+
     def load(self, document: object) -> Any:
         """A fresh value of this JSON. Raises Misfits."""
         try:
@@ -161,6 +169,31 @@ def _hides(schema: object) -> bool:
     if isinstance(schema, dict):
         return schema.get("writeOnly") is True or any(_hides(part) for part in schema.values())
     return isinstance(schema, list) and any(_hides(part) for part in schema)
+
+
+def _ambiguous(annotation: Any, seen: set[int]) -> str | None:
+    """An alias that is another field's name, in a model or in one that it has somewhere inside."""
+    if id(annotation) in seen:
+        return None
+    seen.add(id(annotation))
+    parts: list[Any] = [*get_args(annotation), getattr(annotation, "__value__", None)]
+    fields: dict[str, FieldInfo] = getattr(annotation, "__pydantic_fields__", {})
+    for name, field in fields.items():
+        parts.append(field.annotation)
+        for alias in _aliases(field):
+            if alias != name and alias in fields:
+                return alias
+    found = (_ambiguous(part, seen) for part in parts if part is not None)
+    return next((alias for alias in found if alias is not None), None)
+
+
+def _aliases(field: FieldInfo) -> Iterator[str]:
+    given = field.validation_alias
+    for one in given.choices if isinstance(given, pydantic.AliasChoices) else [given, field.alias]:
+        if isinstance(one, pydantic.AliasPath):
+            yield str(one.path[0])
+        elif one is not None:
+            yield one
 
 
 def _unfit(raised: Exception) -> Misfit:

@@ -8,7 +8,17 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, SecretBytes, SecretStr, field_serializer, field_validator
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretBytes,
+    SecretStr,
+    field_serializer,
+    field_validator,
+)
 
 from durable_core import kinds
 from durable_core.cases.declare import Attempts, CaseType, Scope, Step, Unmet, any_of
@@ -143,6 +153,36 @@ class Nested(BaseModel):
 
 class Named(BaseModel):
     writeOnly: bool = False
+
+
+class Crossed(BaseModel):
+    name: str = Field(alias="title")
+    title: str = Field(alias="heading")
+
+
+class Chosen(BaseModel):
+    name: str = Field(validation_alias=AliasChoices("called", AliasPath("title", 0)))
+    title: str
+
+
+class Around(BaseModel):
+    crossed: dict[str, list[Crossed | None]]
+    again: "Around | None" = None
+
+
+@pytest.mark.parametrize("model", [Crossed, Chosen, Around, list[Crossed]])
+def test_an_alias_that_is_the_name_of_another_field_is_refused_where_it_is_declared(model):
+    with pytest.raises(DefinitionError, match="the alias 'title', which is the name of another field"):
+        CaseType("test.crossed", state=model, registered=False)
+
+
+def test_an_alias_of_its_own_is_read_and_its_name_is_stored():
+    class Titled(BaseModel):
+        name: str = Field(alias="title")
+        heading: str = Field(alias="heading")
+
+    kind = CaseType("test.titled", state=Titled, registered=False)
+    assert kind.dump(kind.load({"title": "N", "heading": "H"})) == {"name": "N", "heading": "H"}
 
 
 @pytest.mark.parametrize("model", [WithSecret, Nested, SecretBytes])
