@@ -140,7 +140,7 @@ class MemoryTransaction:
             and (wanted.execution_id is None or entry.execution_id == wanted.execution_id)
             and (wanted.kinds is None or entry.entry in wanted.kinds)
         ]
-        return found[: wanted.limit]
+        return [_copy(entry) for entry in found[: wanted.limit]]
 
     def correlation(self, system: str, external_id: str) -> Correlation | None:
         return self.store.correlations.get((system, external_id))
@@ -169,7 +169,7 @@ class MemoryTransaction:
         return Looked(
             claim=claim,
             lapsed=claim is not None and claim.expires_at <= now,
-            answered=answered[0] if answered else None,
+            answered=_copy(answered[0]) if answered else None,
             now=now,
         )
 
@@ -252,3 +252,8 @@ class MemoryTransaction:
         )  # fmt: skip
         self.put(self.store.correlations, named, made)
         return made
+
+
+def _copy(entry: Entry) -> Entry:
+    """An entry keeps the values that it made of its texts: whoever changes them changes those of his own copy."""
+    return replace(entry)
