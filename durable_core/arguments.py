@@ -90,9 +90,13 @@ def _spelled_out(value: object) -> str:
     return _encoded(value)
 
 
-def canonical(value: object) -> str:
-    """The one text of a JSON value: keys sorted, no spaces. The digest and the size are over this text."""
-    check(value)
+def canonical(value: object, *, around: int = 0) -> str:
+    """
+    The one text of a JSON value: keys sorted, no spaces. The digest and the size are over this text.
+
+    `around` is how many levels we ourselves put around a document, which may be as deep as any.
+    """
+    check(value, depth=-around)
     return _written(value)
 
 

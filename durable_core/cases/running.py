@@ -162,7 +162,7 @@ class Running:
                 ended_at = (ended_at or looked.now) if context.dormancy == "ended" else None
             write = StateWrite(case_id=case.id, state=text, seq=case.seq + 1, ended_at=ended_at, at=looked.now)
             draft = self._draft(
-                EntryKind.COMPLETED, attempt, seq=write.seq, dormancy=context.dormancy, delta=canonical(patch)
+                EntryKind.COMPLETED, attempt, seq=write.seq, dormancy=context.dormancy, delta=canonical(patch, around=2)
             )
             entry = self.lifecycle.seal().sealed(draft, case.id, case.head, looked.now)
             if writes:

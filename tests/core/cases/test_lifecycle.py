@@ -791,3 +791,42 @@ def test_an_instant_is_taken_from_the_caller_or_from_the_clock(world):
     cases.execute(case_id, "go", as_of=given)
     assert seen == [now, given]
     assert world.journal(cases, case_id)[2].as_of == given
+
+
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@both
+def test_a_state_as_deep_as_may_be_is_committed_although_its_delta_is_deeper(world):
+    kind = world.type()
+    kind.step("deepen")(lambda state, ctx: {"x": nested(31)})
+    kind.step("too deep")(lambda state, ctx: {"x": nested(32)})
+    cases = world.cases(kind)
+    case_id = world.create(cases, {"x": 0})
+    assert cases.execute(case_id, "deepen").attempts == 1
+    assert world.get(cases, case_id).state == {"x": nested(31)}
+    assert world.journal(cases, case_id)[1].delta == [{"op": "replace", "path": "/x", "value": nested(31)}]
+    with world.begin() as tx:
+        assert cases.verify(tx, case_id).ok
+    with pytest.raises(ExecutionFailed) as failed:
+        cases.execute(case_id, "too deep")
+    assert isinstance(failed.value.cause, InvalidState)
+
+
+@both
+def test_what_is_changed_in_an_entry_that_was_read_changes_no_journal(world):
+    kind = world.type()
+    kind.step("go")(lambda state, ctx: ctx.correlate("there", "1", metadata={"of": []}) or {"n": [1]})
+    cases = world.cases(kind)
+    case_id = world.create(cases, {"n": []})
+    cases.execute(case_id, "go")
+    claimed, completed = world.journal(cases, case_id)
+    claimed.state["n"].append("mine")
+    completed.delta.clear()
+    claimed, completed = world.journal(cases, case_id)
+    assert claimed.state == {"n": []}
+    assert completed.delta == [{"op": "add", "path": "/n/-", "value": 1}]
