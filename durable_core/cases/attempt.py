@@ -116,8 +116,8 @@ class Lifecycle:
         """What a request came to that was executed before. A definition that is gone, or erased data, leave gaps."""
         of = Wanted(case_id=case.id, execution_id=completed.execution_id, kinds=(EntryKind.CLAIMED,), limit=1)
         (claimed,) = transaction.entries(of)
-        patch = completed.delta or []
-        document = None if claimed.state is None or completed.delta is None else applied(claimed.state, patch)
+        patch = completed.delta
+        document = None if claimed.erased_at is not None or patch is None else applied(claimed.state, patch)
         case_type = self.types.get(case.case_type)
         if document is not None and case_type is not None:
             try:
@@ -129,7 +129,7 @@ class Lifecycle:
             scope_key=completed.scope_key, request_id=completed.request_id, attempts=completed.attempt,
             guard=None if claimed.guard is None else Evaluation.from_json(claimed.guard), state=document, delta=patch,
             seq=completed.seq or 0, dormancy=completed.dormancy,
-            ended_at=completed.recorded_at if completed.dormancy == "ended" else None,
+            ended_at=transaction.dormant_since(case.id, completed.number),
             claimed_at=claimed.recorded_at, committed_at=completed.recorded_at, answered=True,
         )  # fmt: skip
 

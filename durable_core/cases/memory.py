@@ -178,6 +178,13 @@ class MemoryTransaction:
         found = self.entries(Wanted(case_id=case_id, execution_id=execution_id, kinds=kinds, limit=1))
         return found[0] if found else None
 
+    def dormant_since(self, case_id: str, number: int) -> datetime | None:
+        since: datetime | None = None
+        for entry in self.store.journal.get(case_id, ()):
+            if entry.number <= number and entry.dormancy is not None:
+                since = (since or entry.recorded_at) if entry.dormancy == "ended" else None
+        return since
+
     def written(self, entry_id: str) -> bool:
         return any(entry.id == entry_id for entries in self.store.journal.values() for entry in entries)
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -119,6 +120,10 @@ class PostgresTransaction:
         kinds = (EntryKind.COMPLETED,)
         found = self.entries(Wanted(case_id=case_id, execution_id=execution_id, kinds=kinds, limit=1))
         return found[0] if found else None
+
+    def dormant_since(self, case_id: str, number: int) -> datetime | None:
+        since: datetime | None = run(self._tx, _statements.dormant_since, case_id=case_id, number=number)[0]["since"]
+        return since
 
     def written(self, entry_id: str) -> bool:
         return bool(run(self._tx, _statements.written, id=entry_id)[0]["written"])

@@ -234,6 +234,17 @@ released as (
 )
 select 1 / count(*) as settled from released
 
+-- name: dormant_since
+-- Since when the case was dormant once this entry was written: the first `ended` behind the last `reopened`.
+select min(j.recorded_at) as since
+from durable.case_journal j
+where j.case_id = cast(:case_id as uuid) and j.dormancy = 'ended' and j.number <= :number
+  and j.number > coalesce((
+      select max(r.number)
+      from durable.case_journal r
+      where r.case_id = cast(:case_id as uuid) and r.dormancy = 'reopened' and r.number <= :number
+  ), 0)
+
 -- name: written
 -- Whether an entry of this id is in a journal.
 select exists (select from durable.case_journal j where j.id = cast(:id as uuid)) as written

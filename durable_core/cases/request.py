@@ -63,7 +63,8 @@ class Executed:
     guard: Evaluation | None = field(repr=False)
     """The guard as it was evaluated at the claim; None where it was erased since."""
     state: Any = field(repr=False)
-    delta: list[dict[str, Any]] = field(repr=False)
+    delta: list[dict[str, Any]] | None = field(repr=False)
+    """What it changed; None where it was erased since."""
     seq: int
     dormancy: str | None
     ended_at: datetime | None

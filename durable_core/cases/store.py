@@ -183,6 +183,10 @@ class StoreTransaction(Protocol):
         """The `completed` entry of an execution."""
         ...
 
+    def dormant_since(self, case_id: str, number: int) -> datetime | None:
+        """Since when the case was dormant once this entry was written."""
+        ...
+
     def written(self, entry_id: str) -> bool:
         """Whether an entry of this id is in a journal."""
         ...

@@ -114,13 +114,13 @@ def execute(
         done = known.execute(row_id, step, scope_key=scope_key, actor=actor, input=given)
     facts = {
         "case_id": done.case_id, "execution_id": done.execution_id, "step": done.step, "scope_key": done.scope_key,
-        "attempts": done.attempts, "seq": done.seq, "ended_at": done.ended_at, "changes": len(done.delta),
+        "attempts": done.attempts, "seq": done.seq, "ended_at": done.ended_at, "changes": len(done.delta or ()),
     }  # fmt: skip
     if as_json:
         out.answer(facts)
     else:
         out.line(
-            f"{done.case_id} {at(done.step, done.scope_key)} committed as {done.seq}: {len(done.delta)} changes, "
+            f"{done.case_id} {at(done.step, done.scope_key)} committed as {done.seq}: {len(done.delta or ())} changes, "
             f"execution {done.execution_id}"
         )
 

@@ -113,6 +113,8 @@ create unique index case_journal_request on durable.case_journal (request_id)
     where entry = 'completed' and request_id is not null;
 -- Each commit has one entry, which its guard asks for.
 create unique index case_journal_commit on durable.case_journal (case_id, seq) where entry = 'completed';
+-- Since when a case was dormant at some entry of its journal.
+create index case_journal_dormancy on durable.case_journal (case_id, number) where dormancy is not null;
 -- What one step, and one scope key, has done to a case.
 create index case_journal_step on durable.case_journal (case_id, step, number);
 create index case_journal_scope on durable.case_journal (case_id, scope_key, number) where scope_key is not null;
