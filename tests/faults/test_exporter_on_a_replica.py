@@ -56,7 +56,7 @@ def test_what_reaches_a_replica_late_is_counted_late(
 
     def knows() -> bool:
         observer.observe()
-        return set(observer.tails.places) == {"finished", "journal", "enqueued"}
+        return set(observer.tails.places) >= {"finished", "journal", "enqueued"}
 
     try:
         commits("pending")
