@@ -52,3 +52,23 @@ def each(
                 raise
             refused(row, f"{sweep} failed: {said(error)}")
     return done
+
+
+def holding(connection: Connection, hold: Statement, **more: object) -> Callable[[Row, str], None]:
+    """
+    What `each` does with a refused row: it stays where it is, out of every sweep, until an operator releases it.
+
+    `hold` is the contract's statement, which takes the row's id, its fence and the reason. A row that cannot be held
+    either is logged: the next sweep meets it again.
+    """
+
+    def held(row: Row, reason: str) -> None:
+        facts = {"row_id": str(row["id"]), "error": reason}
+        log.error("row_held", extra=facts)
+        try:
+            with connection.begin_nested():
+                run(connection, hold, id=row["id"], fence=row["fence"], reason=reason, **more)
+        except (DBAPIError, psycopg.Error):
+            log.error("row_not_held", extra=facts, exc_info=True)
+
+    return held

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypedDict
 
-from durable_core.claims.operate import who_or_why as who_or_why
 from durable_core.errors import InvalidOption
 from durable_core.retry import LONGEST_DELAY_SECONDS
 

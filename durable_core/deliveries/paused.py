@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from durable_core.claims.operate import who_or_why
 from durable_core.database.statements import beside
 from durable_core.database.transactions import Transaction, checked, run
-from durable_core.deliveries.options import QUEUE_RULE, in_utc, is_queue, who_or_why
+from durable_core.deliveries.options import QUEUE_RULE, in_utc, is_queue
 from durable_core.errors import InvalidOption, RowBusy
 from durable_core.kinds import checked_name
 

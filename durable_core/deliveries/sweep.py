@@ -10,12 +10,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import psycopg
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from durable_core import wakes
-from durable_core.claims.each import each
+from durable_core.claims.each import each, holding
 from durable_core.claims.prune import Prune, Pruned
 from durable_core.claims.shares import Counted, Share, allot
 from durable_core.database.connections import Database
@@ -72,7 +70,7 @@ def pick(connection: Connection, depths: Mapping[str, int], cap: int = HINTS_PER
         run(connection, _statements.mark, ids=[row["id"] for row in some], idle=idle, idle_seconds=IDLE_SECONDS)
         return some
 
-    marked = each(connection, rows, mark, "dispatch", lambda row, error: _hold(connection, row, "pending", error))
+    marked = each(connection, rows, mark, "dispatch", holding(connection, _statements.hold, state="pending"))
     return [
         wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], row["attempt"], row["first"])
         for row in marked
@@ -197,7 +195,7 @@ def _take_back(
                 tell_dead(database, connection, row["kind"], row["id"])
         return moved
 
-    moved = each(connection, rows, move, "reap", lambda row, error: _hold(connection, row, "processing", error))
+    moved = each(connection, rows, move, "reap", holding(connection, _statements.hold, state="processing"))
     for row in moved:
         facts = {"row_id": row["id"], "kind": row["kind"], "outcome": row["state"], "error_code": row["error_code"]}
         log.warning("lease_expired" if cause is _FELL_SILENT else "claim_released", extra=facts)
@@ -225,17 +223,6 @@ def _verdict(row: Row, cause: _Cause, random: Callable[[], float]) -> dict[str, 
     }  # fmt: skip
 
 
-def _hold(connection: Connection, row: Row, state: str, reason: str) -> None:
-    """Keep a row where it is and out of every sweep, with the reason, until an operator releases it."""
-    facts = {"row_id": str(row["id"]), "error": reason}
-    log.error("row_held", extra=facts)
-    try:
-        with connection.begin_nested():
-            run(connection, _statements.hold, id=row["id"], fence=row["fence"], state=state, reason=reason)
-    except (DBAPIError, psycopg.Error):
-        log.error("row_not_held", extra=facts, exc_info=True)
-
-
 def expire(database: Database, *, limit: int = EXPIRE_LIMIT) -> int:
     """
     End waiting deliveries whose time to be useful is over, at most `limit`, the longest over first; how many moved.
@@ -249,7 +236,7 @@ def expire(database: Database, *, limit: int = EXPIRE_LIMIT) -> int:
         def move(some: list[Row]) -> list[Row]:
             return run(connection, _statements.expire, ids=[row["id"] for row in some])
 
-        moved = each(connection, overdue, move, "expire", lambda row, error: _hold(connection, row, "pending", error))
+        moved = each(connection, overdue, move, "expire", holding(connection, _statements.hold, state="pending"))
     return len(moved)
 
 

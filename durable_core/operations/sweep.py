@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 
-import psycopg
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from durable_core import wakes
-from durable_core.claims.each import each
+from durable_core.claims.each import each, holding
 from durable_core.claims.prune import Prune
 from durable_core.claims.shares import Counted, Share, allot, as_written
 from durable_core.database.connections import Database
@@ -127,7 +124,7 @@ def _picked(connection: Connection, state: OperationState, shares: Mapping[str, 
         )  # fmt: skip
         return some
 
-    marked = each(connection, rows, mark, "poll", partial(_hold, connection))
+    marked = each(connection, rows, mark, "poll", holding(connection, _statements.hold))
     # Never by the row's own id: its caller's commit has hinted it by that, and it is hinted many times.
     return [_hint(row) for row in marked if not row["idle"]]
 
@@ -170,7 +167,7 @@ def _take_back(connection: Connection, rows: list[Row], move: str, code: str) ->
         ids = [row["id"] for row in some]
         return run(connection, _statements.take_back, ids=ids, move=move, code=code, outage_seconds=OUTAGE_SECONDS)
 
-    moved = each(connection, rows, act, "reap", partial(_hold, connection))
+    moved = each(connection, rows, act, "reap", holding(connection, _statements.hold))
     for row in moved:
         facts = {"row_id": row["id"], "kind": row["kind"], "outcome": row["came_to"], "error_code": row["error_code"]}
         log.warning("operation_taken_back", extra=facts)
@@ -185,21 +182,10 @@ def expire(database: Database, *, limit: int = EXPIRE_LIMIT) -> int:
         def act(some: list[Row]) -> list[Row]:
             return run(connection, _statements.expire, ids=[row["id"] for row in some])
 
-        return len(each(connection, overdue, act, "expire", partial(_hold, connection)))
+        return len(each(connection, overdue, act, "expire", holding(connection, _statements.hold)))
 
 
 def prune_all(database: Database, *, retention_seconds: float, seconds: float = PRUNE_SECONDS) -> int:
     """Delete ended operations older than the retention, and then their history, batch after batch; how many went."""
     until = time.monotonic() + seconds
     return _OLD.all(database, retention_seconds=retention_seconds, until=until, limit=PRUNE_LIMIT)
-
-
-def _hold(connection: Connection, row: Row, reason: str) -> None:
-    """Keep a row where it is and out of every sweep, with the reason, until an operator releases it."""
-    facts = {"row_id": row["id"], "error": reason}
-    log.error("row_held", extra=facts)
-    try:
-        with connection.begin_nested():
-            run(connection, _statements.hold, id=row["id"], fence=row["fence"], reason=reason)
-    except (DBAPIError, psycopg.Error):
-        log.error("row_not_held", extra=facts, exc_info=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 
 from durable_core.arguments import clean_text
+from durable_core.claims.operate import who_or_why
 from durable_core.database.statements import beside
 from durable_core.database.transactions import Transaction, checked, run
 from durable_core.deliveries.declare import registry
 from durable_core.deliveries.enqueue import enqueue_new
-from durable_core.deliveries.options import Placement, in_utc, who_or_why
+from durable_core.deliveries.options import Placement, in_utc
 from durable_core.deliveries.rows import New, Ref
 from durable_core.deliveries.slots import Cadence
 from durable_core.errors import InvalidOption, NotFound

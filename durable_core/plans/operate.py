@@ -7,6 +7,7 @@ import logging
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable_core import wakes
+from durable_core.claims.operate import who_or_why
 from durable_core.database.statements import beside
 from durable_core.database.transactions import (
     AsyncTransaction,
@@ -18,7 +19,6 @@ from durable_core.database.transactions import (
     carried,
     checked,
 )
-from durable_core.deliveries.options import who_or_why
 from durable_core.errors import IllegalMove, InvalidOption, NotFound, RowBusy
 from durable_core.plans.read import checked_id
 from durable_core.refusals import PlanExpired, SelfApproval, StalePlan

@@ -12,6 +12,7 @@ from uuid_utils.compat import uuid7
 
 from durable_core import kinds
 from durable_core.arguments import INT64, Unfit, by_name, canonical, check, digest
+from durable_core.claims.operate import who_or_why
 from durable_core.database.statements import beside
 from durable_core.database.transactions import (
     AsyncTransaction,
@@ -22,7 +23,7 @@ from durable_core.database.transactions import (
     carried,
     checked,
 )
-from durable_core.deliveries.options import seconds_of, who_or_why
+from durable_core.deliveries.options import seconds_of
 from durable_core.errors import IllegalMove, InvalidArguments, InvalidOption
 from durable_core.plans.declare import Planned
 from durable_core.plans.read import aget, get

@@ -6,12 +6,10 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 
-import psycopg
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from durable_core import wakes
-from durable_core.claims.each import each
+from durable_core.claims.each import each, holding
 from durable_core.claims.prune import Prune
 from durable_core.claims.shares import Share, as_written
 from durable_core.database.connections import Database
@@ -55,7 +53,7 @@ def pick(connection: Connection, shares: Mapping[str, Share], cap: int = HINTS_P
         )  # fmt: skip
         return some
 
-    marked = each(connection, rows, mark, "dispatch", lambda row, error: _hold(connection, row, error))
+    marked = each(connection, rows, mark, "dispatch", holding(connection, _healing.hold))
     return [
         wakes.Hint(row["kind"], row["id"], row["queue"], row["priority"], row["step"], first=False)
         for row in marked
@@ -119,18 +117,7 @@ def _moved(connection: Connection, rows: list[Row], how: Statement, sweep: str, 
     def move(some: list[Row]) -> list[Row]:
         return run(connection, how, ids=[row["id"] for row in some], **more)
 
-    moved = each(connection, rows, move, sweep, lambda row, error: _hold(connection, row, error))
+    moved = each(connection, rows, move, sweep, holding(connection, _healing.hold))
     for row in moved:
         log.warning("plan_left_alone", extra={"row_id": row["id"], "sweep": sweep})
     return moved
-
-
-def _hold(connection: Connection, row: Row, reason: str) -> None:
-    """Keep a row where it is and out of every sweep, with the reason, until an operator releases it."""
-    facts = {"row_id": row["id"], "error": reason}
-    log.error("row_held", extra=facts)
-    try:
-        with connection.begin_nested():
-            run(connection, _healing.hold, id=row["id"], fence=row["fence"], reason=reason)
-    except (DBAPIError, psycopg.Error):
-        log.error("row_not_held", extra=facts, exc_info=True)

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from durable_core import Backoff, GiveUp, Retry, Step, deliveries, wakes
 from durable_core.claims.claim import Holder
+from durable_core.claims.each import holding
 from durable_core.database.connections import Database
 from durable_core.deliveries import sweep
 from durable_core.deliveries.attempt import Outcome, Worker, claim_due, perform
@@ -171,7 +172,7 @@ def test_workers_sweeps_and_operators_over_the_same_rows_never_deadlock_and_the_
                      " limit 1 for no key update skip locked")
             ).mappings().all()  # fmt: skip
             for row in found:
-                sweep._hold(tx, dict(row), "processing", "a test")
+                holding(tx, sweep._statements.hold, state="processing")(dict(row), "a test")
             return len(found)
 
     def operate(act: Callable[..., None], where: str) -> Callable[[Database, random.Random], int]:
