@@ -40,8 +40,5 @@ def run_there(tests: list[str], there: Addresses, *options: str, code: Path = RE
         REDIS_VARIABLE: there.redis_url,
     }
     command = [sys.executable, "-m", "pytest", *tests, "-q", "-m", "not serial", "-p", "no:cacheprovider", *options]
-    # Hundreds of pairs of statements in every order, and files alone that are read: neither asks anything of a server
-    # that the rest does not, and they take as long as all of it.
-    command += ["--ignore-glob=*_orders.py", "--ignore=tests/races/test_every_guarded_statement.py"]
     done = subprocess.run(command, cwd=code, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-4000:]
