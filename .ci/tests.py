@@ -25,9 +25,11 @@ SUITE = (
         "serial": ["-m", "serial and not long", *ELSEWHERE],
     },
 )
+AS_COLLECTED = ("--no-loadscope-reorder",)
+"""The longest files, which `tests/conftest.py` puts first, start first: else one process ends with them alone."""
 SCENARIOS = (
-    {"faults": [*FILES, "--full-size", "tests/faults"]},
-    {"large": [*FILES, "--full-size", "-m", "full_size or long", "--ignore=tests/faults"]},
+    {"faults": [*FILES, *AS_COLLECTED, "--full-size", "tests/faults"]},
+    {"large": [*FILES, *AS_COLLECTED, "--full-size", "-m", "full_size or long", "--ignore=tests/faults"]},
 )
 NO_TESTS_COLLECTED = 5
 

