@@ -40,5 +40,5 @@ def run_there(tests: list[str], there: Addresses, *options: str, code: Path = RE
         REDIS_VARIABLE: there.redis_url,
     }
     command = [sys.executable, "-m", "pytest", *tests, "-q", "-m", "not serial", "-p", "no:cacheprovider", *options]
-    done = subprocess.run(command, cwd=code, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=code, env=environment, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout[-4000:]

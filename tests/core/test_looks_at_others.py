@@ -23,7 +23,8 @@ CALLS = """
     select cast(lpad(to_hex(n + :first), 32, '0') as uuid), 'test.calls', 'calls', '{}', repeat('0', 64), 'dana',
         false, false, 300, 2, :state, case when :state <> 'queued' then now() end,
         case when :state <> 'queued' then cast('["a"]' as jsonb) end, case when :state <> 'queued' then now() end,
-        now() + n * interval '1 s', 1, 1, now(), now(), now(), case when :state = 'succeeded' then now() end
+        now() + n * interval '1 s', 1, 1, now(), now(), now(),
+        case when :state = 'succeeded' then now() - n * interval '1 ms' end
     from generate_series(1, :rows) as n"""
 
 
