@@ -7,7 +7,7 @@ from typing import Any
 from durable_core.arguments import Unfit, check
 from durable_core.cases.memory import MemoryTransaction
 from durable_core.cases.postgres import PostgresTransaction, correlation_of
-from durable_core.cases.read import checked_id
+from durable_core.cases.read import checked_after, checked_id
 from durable_core.cases.store import Correlation, NewCorrelation, StoreTransaction, misnamed
 from durable_core.database.statements import beside
 from durable_core.database.transactions import run
@@ -42,7 +42,7 @@ def of_case(transaction: StoreTransaction, case_id: str, *, after: str | None, l
     """The names of a case, a page at a time. Raises CaseNotFound and InvalidOption."""
     if not 1 <= limit <= MOST_PER_PAGE:
         raise InvalidOption("correlations", "limit", f"a page has 1 to {MOST_PER_PAGE} correlations")
-    row_id = checked_id(case_id)
+    row_id, after = checked_id(case_id), checked_after("correlations", after)
     if transaction.case(row_id) is None:
         raise CaseNotFound(row_id)
     if isinstance(transaction, MemoryTransaction):

@@ -143,12 +143,12 @@ class Outside:
         Events that became no execution, newest first, as they came; `after` is the last id of the page before.
 
         To have one run again, ingest it again: that works for `case-busy` and `execution-failed`. Another is sent anew
-        under a `key` of its own. Raises InvalidOption.
+        under a `key` of its own. Raises InvalidOption, and CaseNotFound for what is no case's id.
         """
         if not 1 <= limit <= MOST_PER_PAGE:
             raise InvalidOption("dead_letters", "limit", f"a page has 1 to {MOST_PER_PAGE} events")
         row_id = None if case_id is None else read.checked_id(case_id)
-        last = None if after is None else read.checked_id(after)
+        last = read.checked_after("dead_letters", after)
         return inbox(self.store.within(tx)).dead_letters(Which(system, row_id, reason, last, limit))
 
     # --- without a caller to raise at -------------------------------------------------------------

@@ -52,6 +52,16 @@ def checked_id(case_id: object) -> str:
         raise CaseNotFound(str(case_id)[:60]) from None
 
 
+def checked_after(act: str, after: object) -> str | None:
+    """The last id of the page before, in its one spelling. Raises InvalidOption for what cannot be one."""
+    if after is None:
+        return None
+    found = _id(after)
+    if found is None:
+        raise InvalidOption(act, "after", "it is the last id of the page before")
+    return found
+
+
 def create(lifecycle: Lifecycle, tx: StoreTransaction, case_type: CaseType[Any] | str, state: Any) -> Case:
     """A new case of a type, validated. Raises UnknownCaseType and InvalidState, with nothing written."""
     name = case_type if isinstance(case_type, str) else case_type.name
@@ -97,7 +107,7 @@ def journal(
         raise InvalidOption("journal", "limit", f"a page has 1 to {MOST_PER_PAGE} entries")
     wanted = None if kinds is None else tuple(_kind(kind) for kind in kinds)
     found = _row(tx, case_id)
-    if execution_id is not None and not _is_id(execution_id):
+    if execution_id is not None and (execution_id := _id(execution_id)) is None:
         return []
     return tx.entries(
         Wanted(
@@ -151,12 +161,12 @@ def _kind(kind: str) -> EntryKind:
     return EntryKind(kind)
 
 
-def _is_id(text: str) -> bool:
+def _id(given: object) -> str | None:
+    """An id in its one spelling: Python reads some that the database refuses, such as a URN."""
     try:
-        UUID(text)
+        return str(UUID(str(given)))
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def verify(tx: StoreTransaction, case_id: str, *, head: Head | None, key: bytes | None) -> Verified:
