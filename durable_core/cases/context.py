@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from durable_core.arguments import check
+from durable_core.arguments import canonical, check
 from durable_core.cases.store import NewCorrelation, StoreTransaction, misnamed
 
 Write = Callable[[StoreTransaction], object]
@@ -72,7 +73,8 @@ class CaseContext:
             raise ValueError(f"correlate: {wrong[0]}: {wrong[1]}")
         check(metadata)
         registered = NewCorrelation(
-            system=system, external_id=external_id, case_id=self.case_id, step=step, metadata=metadata,
+            system=system, external_id=external_id, case_id=self.case_id, step=step,
+            metadata=json.loads(canonical(metadata)),  # as it is now: the handler may go on with its own
             scope_key=self.scope_key if isinstance(scope_key, _Own) else given,
         )  # fmt: skip
         self._writes.append(lambda transaction: transaction.correlate(registered))

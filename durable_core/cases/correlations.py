@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from durable_core.arguments import Unfit, check
-from durable_core.cases.memory import MemoryTransaction
+from durable_core.cases.memory import MemoryTransaction, copied
 from durable_core.cases.postgres import PostgresTransaction, correlation_of
 from durable_core.cases.read import checked_after, checked_id
 from durable_core.cases.store import Correlation, NewCorrelation, StoreTransaction, misnamed
@@ -46,7 +46,7 @@ def of_case(transaction: StoreTransaction, case_id: str, *, after: str | None, l
     if transaction.case(row_id) is None:
         raise CaseNotFound(row_id)
     if isinstance(transaction, MemoryTransaction):
-        mine = [one for one in transaction.store.correlations.values() if one.case_id == row_id]
+        mine = [copied(one) for one in transaction.store.correlations.values() if one.case_id == row_id]
         return [one for one in sorted(mine, key=lambda one: one.id) if after is None or one.id > after][:limit]
     assert isinstance(transaction, PostgresTransaction)
     rows = run(transaction.tx, _statements.of_case, case_id=row_id, after=after, limit=limit)

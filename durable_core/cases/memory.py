@@ -7,6 +7,7 @@ is one writer at a time: what Postgres does about two of them it cannot show.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -143,7 +144,8 @@ class MemoryTransaction:
         return [_copy(entry) for entry in found[: wanted.limit]]
 
     def correlation(self, system: str, external_id: str) -> Correlation | None:
-        return self.store.correlations.get((system, external_id))
+        found = self.store.correlations.get((system, external_id))
+        return None if found is None else copied(found)
 
     # --- the lifecycle ----------------------------------------------------------------------------
 
@@ -257,8 +259,13 @@ class MemoryTransaction:
             **vars(correlation), id=before.id if before else str(uuid7()),
             created_at=before.created_at if before else now, updated_at=now,
         )  # fmt: skip
-        self.put(self.store.correlations, named, made)
+        self.put(self.store.correlations, named, copied(made))
         return made
+
+
+def copied(correlation: Correlation) -> Correlation:
+    """With metadata of its own, as they come back from JSON: what one caller changes, no other one sees."""
+    return replace(correlation, metadata=json.loads(json.dumps(correlation.metadata)))
 
 
 def _copy(entry: Entry) -> Entry:
