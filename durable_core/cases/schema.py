@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pydantic
 from pydantic.fields import FieldInfo
@@ -95,7 +95,12 @@ class Schema:
                 f"{what} has a field of a secret type, such as SecretStr: it would be stored as stars, and the secret "
                 "lost. Keep the secret in the settings, and its name in the field."
             )
-
+        if _unordered(self._json_schema("serialization")):
+            raise DefinitionError(
+                f"{what} has a set: each process would write its items in another order, and a document that nobody "
+                "changed would differ. Make it a list, or give it an order: "
+                "`Annotated[set[str], PlainSerializer(sorted, return_type=list[str])]`."
+            )
         if (taken := _ambiguous(model, set())) is not None:
             raise DefinitionError(
                 f"{what} has the alias {taken!r}, which is the name of another field beside it: fields are stored by "
@@ -130,10 +135,13 @@ class Schema:
 
     def json_schema(self) -> dict[str, Any] | None:
         """The JSON Schema of what is taken, for forms and tools; None for plain JSON, and for what has none."""
+        return self._json_schema("validation")
+
+    def _json_schema(self, mode: Literal["validation", "serialization"]) -> dict[str, Any] | None:
         if self._adapter is None:
             return None
         try:
-            return self._adapter.json_schema(schema_generator=_Quiet)
+            return self._adapter.json_schema(mode=mode, schema_generator=_Quiet)
         except pydantic.PydanticUserError:
             return None
 
@@ -166,9 +174,18 @@ class Schema:
 
 def _hides(schema: object) -> bool:
     """Whether a JSON Schema has a part that is written otherwise than it was read: what pydantic masks."""
+    return _has(schema, "writeOnly")
+
+
+def _unordered(schema: object) -> bool:
+    """Whether a JSON Schema of what is written has a part whose items come in no order: a set."""
+    return _has(schema, "uniqueItems")
+
+
+def _has(schema: object, mark: str) -> bool:
     if isinstance(schema, dict):
-        return schema.get("writeOnly") is True or any(_hides(part) for part in schema.values())
-    return isinstance(schema, list) and any(_hides(part) for part in schema)
+        return schema.get(mark) is True or any(_has(part, mark) for part in schema.values())
+    return isinstance(schema, list) and any(_has(part, mark) for part in schema)
 
 
 def _ambiguous(annotation: Any, seen: set[int]) -> str | None:

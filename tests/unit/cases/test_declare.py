@@ -6,6 +6,7 @@ import math
 import operator
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Annotated
 
 import pytest
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainSerializer,
     SecretBytes,
     SecretStr,
     field_serializer,
@@ -195,6 +197,26 @@ def test_a_secret_that_would_be_stored_as_stars_is_refused_where_it_is_declared(
         with pytest.raises(DefinitionError, match="has a field of a secret type"):
             declare()
     assert CaseType("sale", state=Named, registered=False).dump({"writeOnly": True}) == {"writeOnly": True}
+
+
+class Tagged(BaseModel):
+    tags: set[str] = set()
+
+
+class Ordered(BaseModel):
+    tags: Annotated[set[str], PlainSerializer(sorted, return_type=list[str])] = set()
+
+
+@pytest.mark.parametrize("model", [Tagged, list[Tagged], dict[str, frozenset[int]]])
+def test_a_set_which_each_process_would_write_in_another_order_is_refused_unless_it_has_one(model):
+    for declare in (
+        lambda: CaseType("sale", state=model, registered=False),
+        lambda: sale(actor=model),
+        lambda: declared(input=model),
+    ):
+        with pytest.raises(DefinitionError, match="has a set: each process would write its items in another order"):
+            declare()
+    assert CaseType("sale", state=Ordered, registered=False).dump({"tags": ["b", "a"]}) == {"tags": ["a", "b"]}
 
 
 # --- handlers ------------------------------------------------------------------------------------
