@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from durable_core.deliveries.declare import AsyncStep, DeliveryKind, Step, delivery
     from durable_core.deliveries.enqueue import enqueue_by_name, enqueue_many
     from durable_core.deliveries.rows import Ref
+    from durable_core.document_refusals import (
+        ContentTooLarge,
+        DocumentRefused,
+        InvalidContent,
+        SaveIdReused,
+        UnknownDocument,
+        UnknownRevision,
+        VersionConflict,
+    )
+    from durable_core.documents.declare import Documents
+    from durable_core.documents.rows import Document, Revision, Saved
     from durable_core.errors import (
         ClaimLost,
         DefinitionError,
@@ -88,9 +99,13 @@ __all__ = [
     "CaseType",
     "Cases",
     "ClaimLost",
+    "ContentTooLarge",
     "DefinitionError",
     "DeliveryKind",
     "DeliveryState",
+    "Document",
+    "DocumentRefused",
+    "Documents",
     "DurableError",
     "EffectEscaped",
     "Event",
@@ -100,6 +115,7 @@ __all__ = [
     "IdempotencyConflict",
     "IllegalMove",
     "InvalidArguments",
+    "InvalidContent",
     "InvalidInput",
     "InvalidOption",
     "InvalidState",
@@ -124,7 +140,10 @@ __all__ = [
     "Poll",
     "Ref",
     "Retry",
+    "Revision",
     "RowBusy",
+    "SaveIdReused",
+    "Saved",
     "SchemaAhead",
     "SchemaBehind",
     "Scope",
@@ -139,10 +158,13 @@ __all__ = [
     "Target",
     "TargetsUnresolved",
     "UnknownCaseType",
+    "UnknownDocument",
     "UnknownHandler",
+    "UnknownRevision",
     "UnknownStep",
     "Unmet",
     "UnsupportedTransaction",
+    "VersionConflict",
     "VirtualClock",
     "any_of",
     "deliveries",
@@ -169,6 +191,21 @@ _NAMES = {
         "enqueue_many",
     ),
     "durable_core.deliveries.rows": ("Ref",),
+    "durable_core.document_refusals": (
+        "ContentTooLarge",
+        "DocumentRefused",
+        "InvalidContent",
+        "SaveIdReused",
+        "UnknownDocument",
+        "UnknownRevision",
+        "VersionConflict",
+    ),
+    "durable_core.documents.declare": ("Documents",),
+    "durable_core.documents.rows": (
+        "Document",
+        "Revision",
+        "Saved",
+    ),
     "durable_core.errors": (
         "ClaimLost",
         "DefinitionError",

@@ -24,6 +24,7 @@ from durable_core.deliveries.read import Delivery
 from durable_core.local.services import Addresses
 from durable_core.plans.target import forget_reader
 from durable_core.testing import Made, MovableClock, create_database, empty, make_delivery, migrated
+from tests.core.document_desk import Desk
 from tests.core.plan_shop import PRODUCTS, Shop
 from tests.elsewhere import quick_servers
 
@@ -246,6 +247,14 @@ def make_worker(database: Database) -> Iterator[Callable[..., Worker]]:
 def worker(make_worker: Callable[..., Worker]) -> Worker:
     """A worker with the default lease of 30 s, whose random source always draws the middle."""
     return make_worker()
+
+
+@pytest.fixture
+def desk(engine: Engine) -> Iterator[Desk]:
+    """A collection of briefs, and more of them; forgotten after the test."""
+    desk = Desk(engine)
+    yield desk
+    desk.close()
 
 
 @pytest.fixture

@@ -24,12 +24,12 @@ SQL_FILES = sorted(PACKAGE.rglob("*.sql"))
 
 # From the words, which know nothing, to what drives everything. A module imports its own layer and those before it.
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "refusals", "states", "retry", "secrets", "arguments", "kinds", "pulse"),
+    ("errors", "refusals", "document_refusals", "states", "retry", "secrets", "arguments", "kinds", "pulse"),
     ("database",),
     ("wakes", "tracing", "logging"),
     ("claims",),
     ("deliveries",),
-    ("plans", "operations", "cases"),
+    ("plans", "operations", "cases", "documents"),
     ("periodic",),
     ("sweeps",),
     ("doctor",),
@@ -149,7 +149,10 @@ def test_the_constraints_and_triggers_of_a_live_database_are_the_table_of_states
     assert set(re.findall(r"when '(\w+ -> \w+)'", guard)) == {f"{m.source} -> {m.target}" for m in DELIVERY_MOVES}
     guards_of_tables = {"guard_delivery", "guard_journal", "guard_operation", "guard_plan", "guard_receipt"}
     guards_of_cases = {"guard_case", "guard_case_commit", "guard_case_entry", "guard_case_event"}
-    assert triggers == {"check_delivery", "guard_truncate", *guards_of_tables, *guards_of_cases}
+    guards_of_documents = {"guard_document", "guard_document_revision", "guard_document_revision_written"}
+    assert triggers == {
+        "check_delivery", "guard_truncate", *guards_of_tables, *guards_of_cases, *guards_of_documents
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("guard", [guards.PLAN, guards.OPERATION], ids=lambda guard: guard.contract)

@@ -74,10 +74,12 @@ class Schema:
     A model and the two ways through it. What is stored is what the model gives back, not what it was given.
 
     Field names and aliases are both taken; field names are stored, unless the model's own configuration says otherwise.
+    With `loses_nothing` what no field takes is a misfit where it would else be left out unsaid.
     """
 
-    def __init__(self, model: Any, what: str) -> None:
+    def __init__(self, model: Any, what: str, *, loses_nothing: bool = False) -> None:
         self.model = model
+        self._extra: Literal["forbid"] | None = "forbid" if loses_nothing and not _keeps_extra(model) else None
         self._adapter: pydantic.TypeAdapter[Any] | None = None
         if model is None:
             return
@@ -148,7 +150,7 @@ class Schema:
     def _validated(self, document: object) -> Any:
         assert self._adapter is not None
         try:
-            return self._adapter.validate_json(json.dumps(document), by_alias=True, by_name=True)
+            return self._adapter.validate_json(json.dumps(document), by_alias=True, by_name=True, extra=self._extra)
         except pydantic.ValidationError as refused:
             found = refused.errors(include_url=False, include_input=False, include_context=False)
             raise Misfits(
@@ -186,6 +188,12 @@ def _has(schema: object, mark: str) -> bool:
     if isinstance(schema, dict):
         return schema.get(mark) is True or any(_has(part, mark) for part in schema.values())
     return isinstance(schema, list) and any(_has(part, mark) for part in schema)
+
+
+def _keeps_extra(model: Any) -> bool:
+    """Whether a model says itself that it keeps what it has no field for."""
+    config: Any = getattr(model, "model_config", {})
+    return isinstance(config, dict) and config.get("extra") == "allow"
 
 
 def _ambiguous(annotation: Any, seen: set[int]) -> str | None:

@@ -87,8 +87,8 @@ def checked_id(row_id: str, what: str) -> str:
         raise NotFound(what, str(row_id)[:60]) from None
 
 
-def who_or_why(act: str, option: str, text: object) -> str:
+def who_or_why(act: str, option: str, text: object, kept: str = "the journal") -> str:
     """Who acts (`by`, 200 characters at most) or why (1,000), as it is kept. Raises InvalidOption for none."""
     if not isinstance(text, str) or not text.strip():
-        raise InvalidOption(act, option, "say who acts and why; both are kept in the journal")
+        raise InvalidOption(act, option, f"say who acts and why; both are kept in {kept}")
     return clean_text(text, 200 if option == "by" else 1000)

@@ -22,7 +22,7 @@ from durable_core.database.transactions import LOCK_TIMEOUT as LOCK_TIMED_OUT
 from durable_core.errors import SchemaAhead, SchemaBehind, TooOldServer
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-SUPPORTED = ("0011",)
+SUPPORTED = ("0012",)
 """Revisions this code runs on. The last is the newest; an older one listed here still works during a rolling deploy."""
 
 LOCK_TIMEOUT = "2s"

@@ -37,6 +37,7 @@ from durable_core.deliveries.options import DEFAULT_PRIORITY
 from durable_core.deliveries.raised import refuse_unrun, told, with_causes
 from durable_core.deliveries.report import TRIES
 from durable_core.deliveries.worker import Attempted, Outcome, Worker
+from durable_core.document_refusals import VersionConflict
 from durable_core.errors import ClaimLost, EffectEscaped, GiveUp, InvalidArguments, Retry, Snooze
 from durable_core.plans.declare import PlanStep, StepKind
 from durable_core.plans.target import unfit
@@ -284,6 +285,9 @@ class _Running:
             return _failed(error.code, error.message)
         if isinstance(error, InvalidArguments) and error.kind == self.kind.name:
             return _failed(error.reason, error.what)
+        if isinstance(error, VersionConflict):
+            # A document is a target too, whether or not the plan names it as one.
+            return _conflict(str(error))
         if self.worker.told_to_end():
             # What a handler raises on its way out says nothing about its work.
             raise SystemExit(os.EX_SOFTWARE) from error

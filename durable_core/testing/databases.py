@@ -25,8 +25,9 @@ LOCK_SECONDS = 10
 """How long emptying waits for a transaction that is still open before it ends it."""
 
 TABLES = (
-    "case_claims", "case_correlations", "case_events", "case_journal", "cases", "deliveries", "journal", "loops",
-    "operations", "pauses", "plan_receipts", "plans", "schedules",
+    "case_claims", "case_correlations", "case_events", "case_journal", "cases", "deliveries",
+    "document_revisions", "documents", "journal", "loops", "operations", "pauses", "plan_receipts", "plans",
+    "schedules",
 )  # fmt: skip
 
 
