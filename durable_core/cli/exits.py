@@ -10,6 +10,13 @@ import psycopg
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from durable_core.database.transactions import CANCELED, LOCK_TIMEOUT, sqlstate
+from durable_core.document_refusals import (
+    ContentTooLarge,
+    InvalidContent,
+    UnknownDocument,
+    UnknownRevision,
+    VersionConflict,
+)
 from durable_core.errors import (
     DurableError,
     IdempotencyConflict,
@@ -108,6 +115,10 @@ def failure_of(error: Exception) -> Failure | None:
         case CaseNotFound() | UnknownCaseType():
             return Failure(NOT_FOUND, error.reason, str(error))
         case CaseBusy() | CaseClaimLost() | StepNotAvailable() | UnknownStep() | BadScopeKey() | InvalidInput():
+            return Failure(CONFLICT, error.reason, str(error))
+        case UnknownDocument() | UnknownRevision():
+            return Failure(NOT_FOUND, error.reason, str(error))
+        case VersionConflict() | InvalidContent() | ContentTooLarge():
             return Failure(CONFLICT, error.reason, str(error))
         case InvalidOption() | NotInstalled() | InvalidArguments():
             return Failure(USAGE, error.reason, str(error))

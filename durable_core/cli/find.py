@@ -21,6 +21,7 @@ from durable_core.deliveries.find import MOST, SHORTEST, Found, find, is_short
 from durable_core.deliveries.read import Delivery
 from durable_core.deliveries.waiting import Cause, waits_of
 from durable_core.deliveries.why import Because, says, why
+from durable_core.documents import find as documents
 from durable_core.operations import find as operations
 from durable_core.operations import read as operations_read
 from durable_core.operations import why as why_operations
@@ -51,7 +52,10 @@ class Ambiguous(CommandError):
 
 def everything(tx: Connection, text: str) -> list[Found]:
     """All that this text names, of whatever contract."""
-    return find(tx, text) + plans.find(tx, text) + operations.find(tx, text) + cases.find(tx, text)
+    return [
+        *find(tx, text), *plans.find(tx, text), *operations.find(tx, text), *cases.find(tx, text),
+        *documents.find(tx, text),
+    ]  # fmt: skip
 
 
 def nothing(text: str) -> NothingFound:
@@ -65,9 +69,9 @@ def nothing(text: str) -> NothingFound:
     return NothingFound(
         f"{named}: no delivery or operation by its id, the beginning of it, its key or its step.key, no delivery by "
         "its ordering key, no plan by its id, the beginning of it, a step.key or its origin, no case by its id, the id "
-        "of an execution or an event of it, or what another system calls it, and no schedule. It never existed or was "
-        "pruned after its retention. If it is the id of a Celery task: the first hint of a row has the row's own; "
-        "later ones are not kept; the task's kwargs in Flower hold the row's id."
+        "of an execution or an event of it, or what another system calls it, no document by its id, and no schedule. "
+        "It never existed or was pruned after its retention. If it is the id of a Celery task: the first hint of a row "
+        "has the row's own; later ones are not kept; the task's kwargs in Flower hold the row's id."
     )
 
 
@@ -89,9 +93,14 @@ def one_delivery(tx: Connection, text: str) -> Delivery:
     return read.get(tx, one_row(tx, text).id)
 
 
+SHOWN = {
+    "delivery": "deliveries", "plan": "plans", "operation": "operations", "case": "cases", "document": "documents",
+}  # fmt: skip
+
+
 def look_on(what: str, row_id: str) -> str:
     """The command that shows more of a row."""
-    show = {"delivery": "deliveries", "plan": "plans", "operation": "operations", "case": "cases"}.get(what)
+    show = SHOWN.get(what)
     return f"durable journal {row_id}" if show is None else f"durable {show} show {row_id}"
 
 
@@ -105,9 +114,9 @@ def find_(where: Where, text: str, as_json: bool) -> None:
     What an id from a log, a mail or Flower names, and the command that shows more of it. Exit 4 when nothing.
 
     The id of a delivery, a plan or an operation, or its beginning (8 characters at least), a step.key, an idempotency
-    key, an ordering key, the origin of plans, the id of a schedule; of a case its id, that of an execution or an event
-    of it, and what another system calls it. The Celery task of a row's first hint has the row's own id; of later hints
-    it is not kept.
+    key, an ordering key, the origin of plans, the id of a schedule or of a document; of a case its id, that of an
+    execution or an event of it, and what another system calls it. The Celery task of a row's first hint has the row's
+    own id; of later hints it is not kept.
     """
     out = Output(as_json)
     with where.database() as (database, _), reading(database) as (connection, _):

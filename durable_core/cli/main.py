@@ -23,6 +23,7 @@ from durable_core.cli.database import migrate
 from durable_core.cli.deliveries import deliveries
 from durable_core.cli.demo import demo
 from durable_core.cli.doctor import doctor
+from durable_core.cli.documents import documents
 from durable_core.cli.environment import env
 from durable_core.cli.errors import errors
 from durable_core.cli.exporter import exporter
@@ -132,7 +133,7 @@ def version(as_json: bool) -> None:
 
 
 for command in (
-    migrate, status, doctor, probe, deliveries, plans, operations, cases, find_, why_, errors, queues, kinds, journal,
-    cron, pause, resume, pauses, exporter, config, report, up, env, demo, version,
+    migrate, status, doctor, probe, deliveries, plans, operations, cases, documents, find_, why_, errors, queues, kinds,
+    journal, cron, pause, resume, pauses, exporter, config, report, up, env, demo, version,
 ):  # fmt: skip
     main.add_command(command)
