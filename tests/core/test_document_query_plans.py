@@ -10,8 +10,8 @@ from durable_core.testing import create_database, drop_database, migrated
 from tests.core.test_query_plans import nodes, ran
 
 DOCUMENTS, REVISIONS = 60_000, 5_000
-MOST_READ, MOST_WRITTEN = 60, 700
-"""Buffers that a statement may touch; a guard that is asked first reads the catalog. The table has a thousand and more."""
+MOST_READ, MOST_WRITTEN = 200, 700
+"""Buffers that a statement may touch; a guard that is asked first reads the catalog. The tables have thousands."""
 
 ROWS = """
     insert into durable.documents

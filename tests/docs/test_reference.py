@@ -14,7 +14,7 @@ import pytest
 import yaml
 from sqlalchemy import Engine, text
 
-from durable_core import errors, refusals
+from durable_core import document_refusals, errors, refusals
 from durable_core.cli import exits
 from durable_core.cli import page as commands
 from durable_core.cli.main import main as durable_command
@@ -105,7 +105,7 @@ def test_every_variable_that_is_read_is_in_the_reference() -> None:
 # --- errors -------------------------------------------------------------------------------------
 
 
-HOMES = {errors.__name__, refusals.__name__}
+HOMES = {errors.__name__, refusals.__name__, document_refusals.__name__}
 """Where the errors stand that callers meet; those of the command line have a table of their own."""
 
 

@@ -7,10 +7,19 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import durable_core
-from durable_core import errors, refusals
+from durable_core import document_refusals, errors, refusals
 from durable_core.cli.exits import failure_of
 from durable_core.demo.nemesis import RedisInUse
 from durable_core.demo.run import DemoFailed
+from durable_core.document_refusals import (
+    ContentTooLarge,
+    DocumentRefused,
+    InvalidContent,
+    SaveIdReused,
+    UnknownDocument,
+    UnknownRevision,
+    VersionConflict,
+)
 from durable_core.errors import (
     ClaimLost,
     DefinitionError,
@@ -96,6 +105,10 @@ ALL = [
     InvalidInput("sale", "sign", (Misfit("", "no"),)),
     StepNotAvailable("0198", "sign", "ann", Guard(("offer is open",))), StepNotAvailable(None, "sign", None, Guard(())),
     ExecutionFailed("0198", "0199", "sign", None, 3, "ValueError", "no"),
+    UnknownDocument("0198"), UnknownRevision("0198", 3),
+    VersionConflict("0198", 3, 4, "dana", datetime(2026, 1, 1, tzinfo=UTC)),
+    SaveIdReused("0198", 3, 4, "dana", datetime(2026, 1, 1, tzinfo=UTC)),
+    InvalidContent("brief", (Misfit("title", "too long"),)), ContentTooLarge("brief", 500_001, 500_000),
 ]  # fmt: skip
 
 
@@ -121,9 +134,9 @@ def test_a_reason_is_one_word_of_its_own_for_programs(error):
 
 
 def test_every_error_of_the_package_has_the_one_root_and_is_tested_here():
-    things = [*vars(errors).values(), *vars(refusals).values()]
+    things = [thing for module in (errors, refusals, document_refusals) for thing in vars(module).values()]
     declared = {thing for thing in things if isinstance(thing, type) and issubclass(thing, DurableError)}
-    assert declared - {DurableError, CaseRefused} == {type(error) for error in ALL}
+    assert declared - {DurableError, CaseRefused, DocumentRefused} == {type(error) for error in ALL}
 
 
 def test_what_a_server_too_old_needs_is_in_its_sentence():
@@ -171,6 +184,20 @@ def test_what_cases_refuse_has_one_of_seven_reasons_and_a_status():
         ("NOT_FOUND", 404), ("INVALID_STATE", 500), ("CASE_BUSY", 409), ("BAD_REQUEST", 400), ("INVALID_INPUT", 422),
         ("STEP_NOT_AVAILABLE", 409), ("EXECUTION_FAILED", 500),
     }  # fmt: skip
+
+
+def test_what_documents_refuse_has_a_status():
+    found = {(error.reason, error.http) for error in ALL if isinstance(error, DocumentRefused)}
+    assert found == {
+        ("NOT_FOUND", 404), ("VERSION_CONFLICT", 409), ("SAVE_ID_REUSED", 409), ("INVALID_CONTENT", 422),
+        ("CONTENT_TOO_LARGE", 413),
+    }  # fmt: skip
+
+
+def test_a_stale_save_says_who_was_first_and_what_helps():
+    said = str(VersionConflict("0198", 41, 42, "dana", datetime(2026, 11, 29, 14, 31, tzinfo=UTC)))
+    assert "made from version 41, and version 42 was saved by dana at 2026-11-29T14:31:00+00:00" in said
+    assert said.endswith("Nothing was written.")
 
 
 def test_a_busy_case_says_who_is_at_it_and_until_when():
