@@ -150,6 +150,15 @@ def test_a_revision_tells_the_truth_and_a_change_is_the_next_version_whoever_ask
         assert desk.briefs.get(tx, made.id) == made
 
 
+def test_a_version_that_is_left_out_is_told_as_such(desk, engine):
+    made = desk.brief(saves=2)
+    for by in (2, -1, 0):
+        said = refused(
+            engine, KEPT.format_map({**TRUE, "change": f"content = '{{}}', version = version + {by}"}), id=made.id
+        )
+        assert f"goes up by one (2 to {2 + by})" in said
+
+
 def test_a_document_and_its_history_stay_as_they_are_whoever_asks(desk, engine):
     made = desk.brief(saves=3)
     gone = desk.brief(saves=1)

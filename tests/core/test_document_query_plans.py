@@ -16,7 +16,8 @@ MOST_READ, MOST_WRITTEN = 200, 700
 ROWS = """
     insert into durable.documents
         (id, collection, owner, content, version, saved_by, source, created_at, saved_at, deleted_at, deleted_by)
-    select cast(lpad(to_hex(n), 32, '0') as uuid), 'c' || n % 10, 'o' || n % 500, cast('{"a": 1}' as jsonb),
+    select cast(lpad(to_hex(n), 32, '0') as uuid),
+        case when n <= 3 then 'rare' else 'c' || n % 10 end, 'o' || n % 500, cast('{"a": 1}' as jsonb),
         case when n = 1 then :revisions else 0 end, 'dana', 'user', now(), now(),
         case when n % 50 = 0 then now() end, case when n % 50 = 0 then 'dana' end
     from generate_series(1, :documents) as n"""
@@ -42,12 +43,12 @@ def full(services):
 
 
 ONE = "00000000-0000-0000-0000-000000000001"
-SCOPE = {"collection": "c1", "owner": "o1", "deleted": False}
+SCOPE = {"collection": "rare", "owner": "o1", "deleted": False}
 SAID = {"by": "dana", "why": None}
 CONTENT = {"content": '{"a": 2}', "source": "user", **SAID}
 LOOKS = {
     "get": (read._statements.get, {"id": ONE, **SCOPE}),
-    "version": (read._statements.version, {"id": ONE, "collection": "c1"}),
+    "version": (read._statements.version, {"id": ONE, "collection": "rare"}),
     "current": (read._statements.current, {"id": ONE, "contents": True, **SCOPE}),
     "revisions": (read._statements.revisions, {"id": ONE, "before": 4000, "limit": 50, "contents": True}),
     "newest revisions": (read._statements.revisions, {"id": ONE, "before": None, "limit": 50, "contents": False}),
@@ -56,7 +57,7 @@ LOOKS = {
     "page of everything": (
         read._statements.page, {"after": ONE, "limit": 50, "collection": None, "owner": None, "deleted": True},
     ),
-    "page of an owner": (read._statements.page, {"after": None, "limit": 50, **SCOPE}),
+    "page of an owner": (read._statements.page, {"after": None, "limit": 50, **SCOPE, "collection": "c1"}),
     "save": (
         save._statements.save,
         {"id": ONE, **SCOPE, **CONTENT, "expected": REVISIONS, "keep": REVISIONS - 5, "save_id": str(uuid4())},

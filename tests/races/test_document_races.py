@@ -7,6 +7,9 @@ import pytest
 from sqlalchemy import text
 
 from durable_core import SaveIdReused, UnknownDocument, VersionConflict
+from durable_core.database.transactions import run
+from durable_core.documents import read
+from durable_core.documents.read import Scope
 from durable_core.testing import wait_until_blocked
 from tests.races.interleaver import Patient, orders
 
@@ -172,6 +175,20 @@ def test_a_reader_waits_for_nobody_and_sees_what_was_committed(desk, engine, oth
         assert [one.version for one in desk.briefs.history(reading, made.id)] == [1, 0]
         saving.commit()
         assert [one.version for one in desk.briefs.history(reading, made.id)] == [2, 1, 0]
+
+
+def test_a_history_during_which_somebody_saves_is_the_one_of_before(desk, engine):
+    """It takes two statements, and each sees what is committed by then."""
+    made = desk.brief(saves=2)
+    steps = read.past(Scope("brief"), made.id, 50, None, contents=False)
+    with engine.connect() as tx:
+        statement, parameters = next(steps)
+        rows = run(tx, statement, **parameters)
+        desk.save(made.id, "meanwhile", 2)
+        statement, parameters = steps.send(rows)
+        with pytest.raises(StopIteration) as done:
+            steps.send(run(tx, statement, **parameters))
+    assert [(one.version, one.reason) for one in done.value.value] == [(2, None), (1, "overwrite"), (0, "overwrite")]
 
 
 def test_a_save_does_not_hold_up_a_row_that_points_at_the_document(desk, engine, other_engine):
