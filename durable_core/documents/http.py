@@ -24,6 +24,7 @@ from durable_core.document_refusals import VersionConflict
 from durable_core.documents import openapi, static, wire
 from durable_core.documents.declare import MOST_BYTES, Documents
 from durable_core.documents.problems import TYPES, Problem
+from durable_core.documents.read import checked_id
 from durable_core.documents.refused import conflict, instant, problem_of
 from durable_core.documents.rows import Saved
 from durable_core.documents.transactions import Sessions, Transactions
@@ -270,8 +271,8 @@ class DocumentsRouter(Router):
         told = {"version": saved.version, "saved_at": instant(saved.saved_at), "repeated": saved.repeated}
         headers = _headers(saved.version)
         if made == 201 and not saved.repeated:
-            base = f"{request.scope.get('root_path', '')}/{request.path_params['document_id']}"
-            headers["Location"] = f"{base}/versions/{saved.version}"
+            named = checked_id(request.path_params["document_id"])  # in its one spelling, whatever the address had
+            headers["Location"] = f"{request.scope.get('root_path', '')}/{named}/versions/{saved.version}"
         return JSONResponse(told, 200 if saved.repeated else made, headers)
 
 

@@ -29,7 +29,9 @@ def described(documents: Documents, prefix: str) -> dict[str, Any]:
     naming = {"expected_version": _VERSION, "save_id": _UUID}
     save = _object({**naming, "content": content}, optional={"save_id"}, closed=True)
     restore = _object({**naming, "version": _VERSION}, optional={"save_id"}, closed=True)
-    versions = _object({"versions": {"type": "array", "items": _object(past)}})
+    ended = {"reason": {"enum": ["overwrite", "delete", None]}, "why": {"type": ["string", "null"]}}
+    one_version = _object({**past, "content": content, **ended})
+    versions = _object({"versions": {"type": "array", "items": _object({**past, **ended})}})
     one = f"{prefix.rstrip('/')}/{{document_id}}"
     return {
         "openapi": "3.1.0",
@@ -53,7 +55,7 @@ def described(documents: Documents, prefix: str) -> dict[str, Any]:
             },
             f"{one}/versions/{{version}}": {
                 "parameters": [_in_path("document_id", _UUID), _in_path("version", _VERSION)],
-                "get": _act(f"{name}: one version", _READING, {200: _object({**past, "content": content}), 304: None}),
+                "get": _act(f"{name}: one version", _READING, {200: one_version, 304: None}),
             },
             f"{one}/restore": {
                 "parameters": [_in_path("document_id", _UUID)],

@@ -22,28 +22,25 @@ def browser_path() -> Path:
 
 def static_url(prefix: str) -> str:
     """The module's address below a router's `prefix`, with the digest of its content: a browser keeps it for good."""
-    return f"{prefix.rstrip('/')}/{MODULE}?v={_digest()}"
+    _, digest = _read(browser_path())
+    return f"{prefix.rstrip('/')}/{MODULE}?v={digest}"
 
 
-def served(headers: Headers, digest: str | None) -> Response:
-    """The module. Under its digest for good; else to be asked for again, by its entity tag."""
-    tag = _digest()
+def served(headers: Headers, asked: str | None) -> Response:
+    """The module. Under its digest for good; under another or none to be asked for again, by its entity tag."""
+    content, digest = _read(browser_path())
     told = {
-        "ETag": f'"{tag}"',
-        "Cache-Control": FOREVER if digest == tag else "no-cache",
+        "ETag": f'"{digest}"',
+        "Cache-Control": FOREVER if asked == digest else "no-cache",
         "X-Content-Type-Options": "nosniff",
     }
     known = tags(headers.getlist("if-none-match"))
-    if known is not None and (known == ["*"] or tag in known):
+    if known is not None and (known == ["*"] or digest in known):
         return Response(status_code=304, headers=told)
-    return Response(_content(), headers=told, media_type="text/javascript")
+    return Response(content, headers=told, media_type="text/javascript")
 
 
 @cache
-def _content() -> bytes:
-    return (browser_path() / MODULE).read_bytes()
-
-
-@cache
-def _digest() -> str:
-    return hashlib.sha256(_content()).hexdigest()[:20]
+def _read(folder: Path) -> tuple[bytes, str]:
+    content = (folder / MODULE).read_bytes()
+    return content, hashlib.sha256(content).hexdigest()[:20]
