@@ -18,6 +18,7 @@ from durable_core import document_refusals, errors, refusals
 from durable_core.cli import exits
 from durable_core.cli import page as commands
 from durable_core.cli.main import main as durable_command
+from durable_core.documents import MOST_BYTES, http, problems, writes
 from durable_core.errors import DurableError
 from tests.examples.pages import ROOT, Page, page, pages, words
 from tests.examples.test_pages import settings_read
@@ -25,6 +26,7 @@ from tests.examples.test_pages import settings_read
 PACKAGE = ROOT / "durable_core"
 SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
 ERRORS = page("docs/reference/errors.md")
+PROBLEMS = page("docs/reference/problems.md")
 RUNBOOK = page("docs/runbook.md")
 ALERTS = (
     "DurableQueueLate", "DurableSweeperStalled", "DurableNoWorkers", "DurableDeadLetters", "DurableLeaseExpirations",
@@ -100,6 +102,28 @@ def test_every_variable_that_is_read_is_in_the_reference() -> None:
     shown = set(cells(page("docs/reference/environment.md"), "variable"))
     assert found <= shown, f"not in the reference: {sorted(found - shown)}"
     assert {name for name in shown if name.startswith("DURABLE_")} <= found
+
+
+# --- problems over HTTP -------------------------------------------------------------------------
+
+
+def test_every_problem_is_in_the_reference_with_its_status() -> None:
+    shown = {words(row[0])[0]: int(row[1]) for row in PROBLEMS.table("problem")}
+    assert shown == {reason: kind.status for reason, kind in problems.KINDS.items()}
+    assert f"`{problems.TYPES}`" in PROBLEMS.text
+
+
+def test_every_problem_that_the_source_raises_has_its_kind_and_every_kind_is_raised() -> None:
+    raised = "".join(source for path, source in SOURCES.items() if path.parent.name == "documents")
+    named = {word for call in re.findall(r"Problem\(\s*([^,]+),", raised) for word in re.findall(r'"([a-z-]+)"', call)}
+    named |= set(re.findall(r'"(refused|not-signed-in|forbidden|unavailable|internal)"', raised))
+    assert named == set(problems.KINDS)
+
+
+def test_the_numbers_of_documents_over_http_are_those_of_the_code() -> None:
+    shown = " ".join(page("docs/howto/documents.md").text.split())
+    assert f"given up at {http.MOST_BODY:,} bytes: {MOST_BYTES:,} of content" in shown
+    assert f"{writes.MOST_WRITES.removesuffix('/minute')} writes a minute" in shown
 
 
 # --- errors -------------------------------------------------------------------------------------
