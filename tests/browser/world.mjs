@@ -119,8 +119,8 @@ export class Server {
   held = false;
   waiting = [];
   sent = [];
-  inFlight = 0;
-  mostInFlight = 0;
+  /** For each client the most saves it ever had on their way; one that it gave up is none. */
+  most = [];
   gone = false;
   constructor(content, version = 0) {
     this.chain = [{ version, content, save_id: null, by: "dana" }];
@@ -138,16 +138,26 @@ export class Server {
   write(content, by = "erin") {
     this.chain.push({ version: this.current.version + 1, content: structuredClone(content), save_id: null, by });
   }
+  /** The transport of one client. */
+  line() {
+    const number = this.most.push(0) - 1;
+    let inFlight = 0;
+    return (url, init) => {
+      const answer = this.fetch(url, init);
+      if (init.method != "POST") return answer;
+      this.most[number] = Math.max(this.most[number], ++inFlight);
+      const givenUp = new Promise((resolve) => init.signal.addEventListener("abort", resolve));
+      Promise.race([answer.catch(() => {}), givenUp]).then(() => inFlight--);
+      return answer;
+    };
+  }
   fetch = (url, init) => {
     const request = { url, method: init.method, headers: init.headers, keepalive: init.keepalive,
       body: init.body && JSON.parse(init.body) };
     this.sent.push(request);
     const fault = this.faults.shift();
     if (fault == "throw") throw new TypeError("refused by the transport");
-    const post = request.method == "POST";
-    if (post) this.mostInFlight = Math.max(this.mostInFlight, ++this.inFlight);
-    const answer = this.#answer(request, fault, init.signal);
-    return post ? answer.finally(() => this.inFlight--) : answer;
+    return this.#answer(request, fault, init.signal);
   };
   async #answer(request, fault, signal) {
     if (this.held) await new Promise((resolve) => this.waiting.push(resolve));
@@ -213,7 +223,7 @@ export function world(content = { title: "Q3" }, version = 0) {
   const open = async ({ tab: number = 0, loaded = true, user = "dana", ...options } = {}) => {
     const { openDocument } = await tab(number);
     const session = openDocument(options.url ?? url, {
-      user, fetch: server.fetch, storage, timers, page: null, locks: null, channel: null, ...options });
+      user, fetch: server.line(), storage, timers, page: null, locks: null, channel: null, ...options });
     if (loaded) await calm();
     return session;
   };

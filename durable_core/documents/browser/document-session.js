@@ -312,6 +312,8 @@ export function reduce(s, e) {
   return [s, effects];
 }
 
+const clock = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit" });
+
 /** @param {State} s @returns {Status} */
 export function statusOf(s) {
   const unsaved = !!(s.pending || s.staged);
@@ -319,7 +321,8 @@ export function statusOf(s) {
   const name = s.conflict ? "conflict" : s.error ? s.error.name : !s.loaded ? "unloaded"
     : s.writer === false ? "readonly_tab" : s.sending ? "saving" : unsaved ? "dirty" : "clean";
   const { savedBy, savedAt, version } = s.conflict ?? s;
-  const at = savedAt ? ` at ${new Date(savedAt).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })}` : "";
+  const time = s.conflict && Date.parse(savedAt ?? "");
+  const at = time ? ` at ${clock.format(time)}` : "";
   const { status, detail } = s.error ?? {};
   const label = {
     unloaded: "Loading…",
@@ -620,7 +623,8 @@ export class DocumentSession extends EventTarget {
       else resolve(undefined);
     });
     this.#timers.clearTimeout(timer);
-    this.#hold({ steal: true });
+    // Letting go may have given it to us, who waited for it.
+    if (!this.#state.writer) this.#hold({ steal: true });
     await this.#until((s) => !!s.writer && !s.reading);
   }
 
@@ -852,18 +856,21 @@ export class DocumentSession extends EventTarget {
     this.#queued ||= waits;
     const locks = /** @type {LockManager} */ (this.#locks);
     let usable = true;
+    /** @type {(() => void) | undefined} */
+    let mine;
     try {
       await locks.request(this.#id, options, (lock) => {
         if (waits) this.#queued = false;
         if (!lock || this.#ended.signal.aborted) return;
         this.#dispatch({ type: "writer", on: true });
-        return new Promise((resolve) => (this.#release = () => resolve(undefined)));
+        return new Promise((resolve) => (this.#release = mine = () => resolve(undefined)));
       });
     } catch (error) {
       // AbortError: taken by another tab. Anything else: no locks here, and versions alone keep it safe.
       usable = /** @type {Error} */ (error).name == "AbortError";
     }
-    this.#dispatch({ type: "writer", on: !usable });
+    // A lock that this tab took from itself is still its own.
+    if (!mine || mine == this.#release) this.#dispatch({ type: "writer", on: !usable });
     if (usable && !this.#ended.signal.aborted) this.#hold({});
   }
 
