@@ -152,7 +152,7 @@ export class Server {
     };
   }
   fetch = (url, init) => {
-    const request = { url, method: init.method, headers: init.headers, keepalive: init.keepalive,
+    const request = { url, method: init.method ?? "GET", headers: init.headers, keepalive: init.keepalive,
       body: init.body && JSON.parse(init.body) };
     this.sent.push(request);
     const fault = this.faults.shift();
