@@ -160,15 +160,15 @@ test("9. a tab that clears its draft leaves the others', and other users and doc
 
   assert.deepEqual(storage.contents(), ["one"]);
   const [own] = storage.slots.keys();
-  one.dismiss(own);
+  one.dismiss({ id: own });
   await calm();
   assert.deepEqual(storage.contents(), ["one"], "never the own slot, even if asked");
   const third = await open({ tab: 2 });
   assert.deepEqual(third.drafts.map(({ content }) => content), ["one"]);
   const [erin, other] = [await open({ user: "erin" }), await open({ url: `${url}/part` })];
   assert.deepEqual([erin.drafts, other.drafts], [[], []]);
-  other.dismiss(own);
-  erin.dismiss(own);
+  other.dismiss({ id: own });
+  erin.dismiss({ id: own });
   await calm();
   assert.deepEqual(storage.contents(), ["one"]);
 });

@@ -2,8 +2,7 @@
  * One versioned document in one page: edits wait in a queue, each save names the version it was made from, and nothing
  * typed is lost. A pure reducer decides, a session acts. What each method promises: document-session.types.d.ts.
  *
- * @import {Answer, Draft, DraftStorage, Effect, Failure, Happening, Json, Merge, Moment, Options, Session, Slot,
- *   Snapshot, State, Status, StatusName, Stored, Why} from "./document-session.types.js"
+ * @import * as T from "./document-session.types.js"
  */
 
 const LONGEST = 10_000;
@@ -13,25 +12,25 @@ const HANDOVER = 5_000;
 const KEEPALIVE = 60_000;
 const MONTH = 30 * 86_400_000;
 
-/** @type {State} */
+/** @type {T.State} */
 export const unloaded = {
-  version: 0, base: undefined, lost: [], drafts: [], malformed: [], generation: 0, reads: 0, since: 0, until: 0, tries: 0,
+  version: 0, base: undefined, lost: [], drafts: [], malformed: [], generation: 0, since: 0, until: 0, tries: 0,
   writer: true, debounce: 1500,
 };
 
-/** What the person sees. @param {State} s */
+/** What the person sees. @param {T.State} s */
 export const local = (s) => (s.staged ?? s.pending ?? { content: s.base }).content;
 
-/** Keys in order, for Postgres keeps none. @param {Json} value */
+/** Keys in order, for Postgres keeps none. @param {T.Json} value */
 const canonical = (value) =>
   JSON.stringify(value, (_, v) => v && typeof v == "object" && !Array.isArray(v)
     ? Object.fromEntries(Object.keys(v).sort().map((key) => [key, v[key]])) : v);
-/** @param {Json} a @param {Json} b */
+/** @param {T.Json} a @param {T.Json} b */
 const same = (a, b) => canonical(a) == canonical(b);
 
-/** @param {State} s @param {Moment} e @returns {[State, Effect[]]} */
+/** @param {T.State} s @param {T.Moment} e @returns {[T.State, T.Effect[]]} */
 export function reduce(s, e) {
-  /** @type {Effect[]} */
+  /** @type {T.Effect[]} */
   const effects = [];
   s = { ...s };
   const unsaved = () => s.pending || s.staged;
@@ -42,7 +41,7 @@ export function reduce(s, e) {
     const slot = unsaved() && { version, base, content: local(s), save_id: staged ? undefined : pending?.saveId };
     effects.push({ do: "draft", slot, retire });
   };
-  /** @param {"remote" | "conflict" | "saved"} type @param {Stored} detail */
+  /** @param {"remote" | "conflict" | "saved"} type @param {T.Stored} detail */
   const emit = (type, detail) => effects.push({ do: "emit", type, detail });
   const remote = () => emit("remote", { ...stored(), content: local(s) });
   /** @param {number} [at] */
@@ -61,28 +60,28 @@ export function reduce(s, e) {
     const { content, saveId } = s.pending;
     effects.push({ do: "send", body: JSON.stringify({ expected_version: s.version, save_id: saveId, content }) });
   };
-  /** @param {Why} why */
+  /** @param {T.Why} why */
   const read = (why) => {
     s.want = null;
     if (why == "discard") arm();
-    s.reading = { n: ++s.reads, why, generation: s.generation };
-    effects.push({ do: "read", n: s.reads, known: s.base === undefined ? undefined : s.version });
+    s.reading = { why, generation: s.generation };
+    effects.push({ do: "read", reading: s.reading, known: s.base === undefined ? undefined : s.version });
   };
-  /** @param {Stored} from */
+  /** @param {T.Stored} from */
   const adopt = (from) => {
     ({ version: s.version, content: s.base, savedBy: s.savedBy, savedAt: s.savedAt } = from);
     s.lost = [];
     s.tries = s.until = 0;
     s.error = null;
   };
-  /** A newer snapshot stays. @param {Snapshot} sent @param {Stored} from */
+  /** A newer snapshot stays. @param {T.Snapshot} sent @param {T.Stored} from */
   const acknowledge = (sent, from) => {
     adopt(from);
     if (s.pending?.saveId == sent.saveId) s.pending = null;
     draft();
     emit("saved", from);
   };
-  /** Our own write whose answer was lost is no conflict. @param {Stored} from @param {Snapshot | null} [sent] */
+  /** Our own write whose answer was lost is no conflict. @param {T.Stored} from @param {T.Snapshot | null} [sent] */
   const differ = (from, sent = s.pending) => {
     const own = s.conflict ? null : [sent, ...s.lost].find((one) => one && same(one.content, from.content));
     if (own) return acknowledge(own, from);
@@ -90,18 +89,18 @@ export function reduce(s, e) {
     s.conflict = from;
     arm();
   };
-  /** @param {string} saveId @param {Json} content */
+  /** @param {string} saveId @param {T.Json} content */
   const pend = (saveId, content) => {
     s.pending = { saveId, content };
     s.staged = null;
     s.generation++;
   };
-  /** @param {"read" | "save"} of @param {Answer} answer */
+  /** @param {"read" | "save"} of @param {T.Answer} answer */
   const fail = (of, { status, data, offline, wait }) => {
     const slow = status == 429 || status == 503;
     // No answer, or one of something in between.
     const lost = status < 400 || status == 502 || status == 504;
-    /** @type {Failure} */
+    /** @type {T.Failure} */
     const error = { of, name: "blocked", status, reason: data?.reason, detail: data?.detail ?? data?.title };
     s.error = error;
     if (status == 404 || status == 410) error.name = "gone";
@@ -128,12 +127,9 @@ export function reduce(s, e) {
       s.generation++;
       draft();
       break;
-    case "due":
-      if (!s.loaded) read("refresh");
-      else send();
-      break;
     case "flush":
-      send();
+      if (s.loaded) send();
+      else read("refresh");
       break;
     case "wake":
       if (s.error?.retryAt) send();
@@ -156,9 +152,8 @@ export function reduce(s, e) {
       } else if ((status == 409 || status == 412) && isVersion(data?.current_version)) {
         differ({ ...storedOf(data), version: data.current_version, content: data.current }, sent);
       } else {
-        // The oldest and the newest that may have arrived: bounded, and enough to know our own write again.
-        if (status < 400 || status > 499)
-          s.lost = [...s.lost.filter((one) => one.saveId != sent.saveId), sent].filter((_, i, all) => !i || i > all.length - 8);
+        // It may have arrived.
+        if (status < 400 || status > 499) s.lost = [...s.lost.filter((one) => one.saveId != sent.saveId), sent].slice(-9);
         fail("save", e.answer);
         if (!s.error?.retryAt && s.pending?.saveId != sent.saveId) schedule();
       }
@@ -168,8 +163,8 @@ export function reduce(s, e) {
     }
     case "read": {
       const { status, data } = e.answer;
-      const reading = s.reading;
-      if (reading?.n != e.n) break;
+      const { reading } = e;
+      if (reading != s.reading) break;
       s.reading = null;
       const discard = reading.why == "discard";
       const from = status == 304 ? stored() : storedOf(data);
@@ -206,7 +201,7 @@ export function reduce(s, e) {
       break;
     case "dismiss":
       s.drafts = s.drafts.filter(({ id }) => id != e.id);
-      s.malformed = s.malformed.filter((id) => id != e.id);
+      s.malformed = s.malformed.filter(({ id }) => id != e.id);
       effects.push({ do: "remove", id: e.id });
       break;
     case "recover": {
@@ -245,10 +240,10 @@ export function reduce(s, e) {
   return [s, effects];
 }
 
-/** @param {State} s @returns {Status} */
+/** @param {T.State} s @returns {T.Status} */
 export function statusOf(s) {
   const unsaved = !!(s.pending || s.staged);
-  /** @type {StatusName} */
+  /** @type {T.StatusName} */
   const name = s.conflict ? "conflict" : s.error ? s.error.name : !s.loaded ? "unloaded"
     : s.writer === false ? "readonly_tab" : s.sending ? "saving" : unsaved ? "dirty" : "clean";
   const { savedBy, savedAt, version } = s.conflict ?? s;
@@ -258,7 +253,7 @@ export function statusOf(s) {
     clean: "All changes saved",
     dirty: "Editing…",
     saving: "Saving…",
-    offline: "Offline. Your text is kept on this device",
+    offline: "Offline. Your text is kept",
     retrying: "Cannot reach the server. Your text is kept",
     conflict: `${savedBy || "Somebody"} saved a newer version`,
     readonly_tab: "Open in another tab",
@@ -276,22 +271,29 @@ export function statusOf(s) {
 /** @param {unknown} value */
 const isVersion = (value) => Number.isSafeInteger(value) && Number(value) >= 0;
 
-/** @param {any} data @returns {Stored} */
+/** @param {any} data @returns {T.Stored} */
 const storedOf = (data) => ({ version: data?.version, content: data?.content, savedBy: data?.saved_by, savedAt: data?.saved_at });
 
-/** Frozen, so that nobody changes what a save or a merge is made from. @param {string} text */
-const parse = (text) => JSON.parse(text, (_, value) => Object.freeze(value));
+/** Frozen, so that nobody changes what a save or a merge is made from; no JSON: undefined. @param {string} text */
+const parse = (text) => {
+  try {
+    return JSON.parse(text, (_, value) => Object.freeze(value));
+  } catch {}
+};
 
-/** @param {Json} value */
+/** @param {T.Json} value */
 const copy = (value) => {
   const text = JSON.stringify(value);
   if (text === undefined) throw new TypeError("no JSON value");
   return parse(text);
 };
 
-/** As `crypto.randomUUID`, which insecure contexts lack. */
-const uuid = () => "10000000-1000-4000-8000-100000000000".replace(/[018]/g, (c) =>
-  (+c ^ (crypto.getRandomValues(new Uint8Array(1))[0] & (15 >> (+c / 4)))).toString(16));
+/** Insecure contexts lack `crypto.randomUUID`; the address of a blob ends with one everywhere. */
+const uuid = () => {
+  const url = URL.createObjectURL(new Blob());
+  URL.revokeObjectURL(url);
+  return url.slice(-36);
+};
 
 /** @param {string[]} parts */
 const slotId = (...parts) => ["durable", ...parts].map(encodeURIComponent).join("/");
@@ -304,12 +306,8 @@ const database = () =>
     request.onupgradeneeded = () => request.result.createObjectStore("drafts");
     request.onerror = () => resolve(null);
     request.onsuccess = () => {
-      const db = request.result;
-      db.onclose = db.onversionchange = () => {
-        db.close();
-        opened = null;
-      };
-      resolve(db);
+      request.result.onclose = () => (opened = null);
+      resolve(request.result);
     };
   }));
 
@@ -326,426 +324,362 @@ const inStore = async (act, otherwise) => {
   });
 };
 
-/** @type {DraftStorage} */
+/** @type {T.DraftStorage} */
 const browserStorage = {
   put: (id, slot) => inStore((store) => store.put(slot, id), () => localStorage.setItem(id, JSON.stringify(slot))),
   remove: (id) => inStore((store) => store.delete(id), () => localStorage.removeItem(id)),
   list: async (prefix) => {
-    /** @type {[string, unknown][]} */
-    const rows = [];
-    await inStore(
-      (store) => {
-        const cursor = store.openCursor();
-        cursor.onsuccess = () => {
-          if (cursor.result && rows.push([`${cursor.result.key}`, cursor.result.value])) cursor.result.continue();
-        };
-      },
-      () => Object.entries(localStorage).forEach(([id, text]) => {
-        try {
-          rows.push([id, JSON.parse(text)]);
-        } catch {
-          rows.push([id, null]);
-        }
-      }),
-    );
-    return rows.filter(([id]) => id.startsWith(prefix));
+    const [ids, slots] = await inStore(
+      (store) => [store.getAllKeys(), store.getAll()],
+      () => [{ result: Object.keys(localStorage) }, { result: Object.values(localStorage).map(parse) }]);
+    return ids.result.map((/** @type {string} */ id, /** @type {number} */ at) => [id, slots.result[at]])
+      .filter((/** @type {[string]} */ [id]) => `${id}`.startsWith(prefix));
   },
 };
 
 /** Bytes on their way that a closing page may leave behind; browsers allow 64 KiB in all. */
 let kept = 0;
 
-/** @type {Map<string, DocumentSession>} */
+/** @type {Map<string, {session: T.Session, opened: number, end(): Promise<unknown>}>} */
 const sessions = new Map();
 
 /** One session per user and address in a page, however often it is opened.
- * @param {string} url @param {Options} options @returns {Session} */
+ * @param {string} url @param {T.Options} options */
 export function openDocument(url, options) {
   if (!options?.user) throw new TypeError("openDocument needs a user: drafts are kept apart by it");
   const href = new URL(url, globalThis.location?.href).href;
   const id = slotId(options.user, href);
   const found = sessions.get(id);
-  if (found) found._opened++;
-  const session = found ?? new DocumentSession(href, id, options);
-  sessions.set(id, session);
-  return session;
+  if (!found) return start(href, id, options);
+  found.opened++;
+  return found.session;
 }
 
 /** For signing out: end the user's sessions in this page and remove all their drafts from this browser.
- * What is not saved is gone: `flush` first. @param {string} user @param {DraftStorage} [storage] */
+ * What is not saved is gone: `flush` first. @param {string} user @param {T.DraftStorage} [storage] */
 export async function clearDrafts(user, storage = browserStorage) {
   const prefix = `${slotId(user)}/`;
-  for (const [id, session] of sessions) if (id.startsWith(prefix)) await session._end();
+  for (const [id, { end }] of sessions) if (id.startsWith(prefix)) await end();
   for (const [id] of await storage.list(prefix)) await storage.remove(id);
 }
 
-/** @implements {Session} */
-export class DocumentSession extends EventTarget {
-  /** @internal */ _opened = 1;
-  #id;
-  #own;
-  #options;
-  #channel;
-  /** @type {State} */ #state;
-  /** @type {Effect[]} */ #todo = [];
-  /** @type {((_: unknown) => void)[]} */ #waiting = [];
-  /** @type {Omit<Slot, "updated"> | null | undefined} */ #slot;
-  /** @type {string[]} */ #retired = [];
-  /** @type {Promise<void> | null} */ #writing = null;
-  /** @type {any} */ #timer;
-  /** @type {any} */ #poll;
-  #ended = new AbortController();
-  #running = false;
-  #shown = "";
-  #release = () => {};
-  #released = () => {};
+/** @param {string} href @param {string} id @param {T.Options} options */
+function start(href, id, options) {
+  const { window, navigator, BroadcastChannel } = /** @type {any} */ (globalThis);
+  const { page = window, locks = navigator?.locks, storage = browserStorage, debounce = 1500 } = options;
+  const { channel: open = page && BroadcastChannel && ((name) => new BroadcastChannel(name)) } = options;
+  const channel = open?.(id);
+  // Called bare, as browsers demand of theirs.
+  const { setTimeout, clearTimeout, now = Date.now } = /** @type {T.Timers} */ (options.timers ?? globalThis);
+  const own = `${id}/${uuid()}`;
+  const ending = new AbortController();
+  const { signal } = ending;
+  /** @type {T.State} */
+  let state = { ...unloaded, debounce, writer: locks ? null : true };
+  /** @type {T.Effect[]} */
+  const todo = [];
+  /** @type {((_: unknown) => void)[]} */
+  let waiting = [];
+  /** @type {Omit<T.Slot, "updated"> | null | undefined} */
+  let slot;
+  /** @type {string[]} */
+  const retired = [];
+  /** @type {Promise<void> | null} */
+  let writing = null;
+  let timer = 0;
+  let poll = 0;
+  let running = false;
+  let shown = "";
+  let release = () => {};
+  let released = () => {};
 
-  /** @internal @param {string} url @param {string} id @param {Options} options */
-  constructor(url, id, options) {
-    super();
-    const { window, navigator, BroadcastChannel } = /** @type {any} */ (globalThis);
-    const { page = window, locks = navigator?.locks, storage = browserStorage, debounce = 1500, timers = {
-      setTimeout: (act, ms) => setTimeout(act, ms), clearTimeout: (timer) => clearTimeout(timer), now: () => Date.now() } } = options;
-    const { channel = page && BroadcastChannel && ((name) => new BroadcastChannel(name)) } = options;
-    this.url = url;
-    this.#id = id;
-    this.#own = `${id}/${uuid()}`;
-    this.#options = { ...options, page, locks, storage, timers };
-    this.#state = { ...unloaded, debounce, writer: locks ? null : true };
-    const { signal } = this.#ended;
-    const hide = () => void this.flush();
-    const wake = () => this.#dispatch({ type: "wake" });
-    page?.addEventListener("pagehide", hide, { signal });
-    page?.document.addEventListener("visibilitychange", () => (page.document.hidden ? hide() : wake()), { signal });
-    page?.addEventListener("focus", wake, { signal });
-    page?.addEventListener("online", wake, { signal });
-    page?.addEventListener("beforeunload", (/** @type {Event} */ event) => {
-      const { name, detail: { unsaved, backupFailed } } = this.status;
-      if (unsaved && (backupFailed || name == "conflict" || name == "blocked")) event.preventDefault();
-    }, { signal });
-    this.#channel = channel?.(id);
-    if (this.#channel) this.#channel.onmessage = (/** @type {MessageEvent} */ { data }) => this.#hear(data);
-    if (locks) this.#hold(locks, { ifAvailable: true });
-    this.#dispatch({ type: "refresh" });
-    this.#tick();
-  }
-
-  get content() { return local(this.#state); }
-  get version() { return this.#state.version; }
-  get status() { return statusOf(this.#state); }
-  get drafts() { return this.#state.drafts; }
-  get malformed() { return this.#state.malformed; }
-  get theirs() { return this.#state.conflict ?? null; }
-  get canRebase() { return !!(this.#state.conflict && this.#options.merge && this.#state.base !== undefined); }
-
-  /** @param {Json} content */
-  edit(content) {
-    return this.#alter({ type: "edit", content: copy(content), saveId: uuid() });
-  }
-
-  /** @param {Json} [content] */
-  stage(content) {
-    return this.#alter({ type: "stage", content: content === undefined ? content : copy(content) });
-  }
-
-  async flush() {
-    this.#dispatch({ type: "flush" });
-    await this.#until((s) => !s.sending);
-    return !!this.#state.loaded && !this.#state.pending;
-  }
-
-  async reload() {
-    await this.#read("refresh");
-    return !!this.#state.loaded && !this.#state.error;
-  }
-
-  async discard() {
-    await this.#read("discard");
-    const { loaded, error, pending, staged, conflict } = this.#state;
-    return !!loaded && !(error || pending || staged || conflict);
-  }
-
-  /** @param {Merge} [merge] */
-  async rebase(merge = this.#options.merge) {
-    if (!this.#state.conflict || !merge || this.#state.base === undefined) return false;
-    try {
-      const { status, data } = await this.#request("");
-      const stored = storedOf(data);
-      const { generation, base } = this.#state;
-      if (status > 299 || !isVersion(stored.version)) return false;
-      const content = copy(await merge(base, this.content, stored.content));
-      this.#dispatch({ type: "rebased", stored, content, generation, saveId: uuid() });
-    } catch {
-      // The merge failed or refused: the user still sees the conflict.
-    }
-    await this.#until((s) => !s.sending);
-    return !this.#state.conflict;
-  }
-
-  /** @param {Draft | string} draft */
-  recover(draft) {
-    const { generation } = this.#state;
-    this.#dispatch({ type: "recover", id: idOf(draft), saveId: uuid() });
-    return this.#state.generation != generation;
-  }
-
-  /** @param {Draft | string} draft */
-  dismiss(draft) {
-    const id = idOf(draft);
-    if (id != this.#own && id.startsWith(`${this.#id}/`)) this.#dispatch({ type: "dismiss", id });
-  }
-
-  async takeOver() {
-    const { locks, timers } = this.#options;
-    if (!locks || this.#state.writer) return;
-    await new Promise((resolve) => {
-      this.#released = () => resolve(undefined);
-      timers.setTimeout(this.#released, HANDOVER);
-      this.#channel?.postMessage({ handover: true });
-    });
-    // Letting go may have given it to us, who waited for it.
-    if (!this.#state.writer) this.#hold(locks, { steal: true });
-    await this.#until((s) => s.writer && !s.reading);
-  }
-
-  async close() {
-    this._opened--;
-    const saved = await this.flush();
-    this.#settle();
-    await this.#writing;
-    return saved;
-  }
-
-  /** @internal */
-  async _end() {
-    if (sessions.get(this.#id) == this) sessions.delete(this.#id);
-    this.#ended.abort();
-    this.#options.timers.clearTimeout(this.#timer);
-    this.#options.timers.clearTimeout(this.#poll);
-    this.#release();
-    this.#channel?.close();
-    this.#wake();
-    await this.#writing;
-  }
-
-  /** @param {Happening} event */
-  #alter(event) {
-    if (this.#ended.signal.aborted) throw new TypeError("this session has ended: open the document again");
-    this.#dispatch(event);
-    return !!this.#state.loaded;
-  }
-
-  /** @param {Why} type */
-  async #read(type) {
-    this.#dispatch({ type });
-    await this.#until((s) => !s.reading && !s.want);
-  }
-
-  /** @param {Happening} event */
-  #dispatch(event) {
-    if (this.#ended.signal.aborted) return;
-    const [state, effects] = reduce(this.#state, { ...event, now: this.#options.timers.now(), jitter: Math.random() });
-    this.#state = state;
-    this.#todo.push(...effects);
+  /** @param {T.Happening} event */
+  const dispatch = (event) => {
+    if (signal.aborted) return;
+    const [next, effects] = reduce(state, { ...event, now: now(), jitter: Math.random() });
+    state = next;
+    todo.push(...effects);
     // A listener may edit: what that asks for comes after what is still to do.
-    if (this.#running) return;
-    this.#running = true;
-    for (let effect; (effect = this.#todo.shift()); ) this.#act(effect);
-    this.#running = false;
-    const { status } = this;
-    const shown = JSON.stringify(status);
-    if (shown != this.#shown) {
-      this.#shown = shown;
-      this.#emit("status", status);
+    if (running) return;
+    running = true;
+    for (let effect; (effect = todo.shift()); ) act(effect);
+    running = false;
+    const { status } = session;
+    const text = JSON.stringify(status);
+    if (text != shown) {
+      shown = text;
+      emit("status", status);
     }
-    this.#wake();
-    this.#settle();
-  }
-
-  #wake() {
-    for (const wake of this.#waiting.splice(0)) wake(0);
-  }
-
-  /** @param {(s: State) => unknown} test */
-  async #until(test) {
-    while (!this.#ended.signal.aborted && !test(this.#state)) await new Promise((resolve) => this.#waiting.push(resolve));
-  }
-
+    wake();
+    settle();
+  };
+  const wake = () => waiting.splice(0).forEach((resolve) => resolve(0));
+  /** @param {() => unknown} test */
+  const until = async (test) => {
+    while (!signal.aborted && !test()) await new Promise((resolve) => waiting.push(resolve));
+  };
+  const idle = () => until(() => !state.sending);
   /** @param {string} type @param {unknown} detail */
-  #emit(type, detail) {
-    this.dispatchEvent(new CustomEvent(type, { detail }));
-  }
+  const emit = (type, detail) => session.dispatchEvent(new CustomEvent(type, { detail }));
+  /** @param {T.Happening} event */
+  const alter = (event) => {
+    if (signal.aborted) throw new TypeError("this session has ended: open the document again");
+    dispatch(event);
+    return !!state.loaded;
+  };
+  /** @param {T.Why} type */
+  const read = async (type) => {
+    dispatch({ type });
+    await until(() => !state.reading && !state.want);
+    return !!state.loaded && !state.error;
+  };
 
-  /** @param {Effect} effect */
-  #act(effect) {
-    const { timers, storage } = this.#options;
+  /** @param {T.Effect} effect */
+  const act = (effect) => {
     switch (effect.do) {
       case "arm":
-        timers.clearTimeout(this.#timer);
-        if (effect.ms !== undefined) this.#timer = timers.setTimeout(() => this.#dispatch({ type: "due" }), effect.ms);
+        clearTimeout(timer);
+        if (effect.ms !== undefined) timer = setTimeout(() => dispatch({ type: "flush" }), effect.ms);
         break;
       case "send":
-        this.#send(effect.body);
+        send(effect.body);
         break;
       case "read": {
-        const { n, known } = effect;
-        this.#request("", {}, known === undefined ? {} : { "If-None-Match": `"${known}"` })
-          .then((answer) => this.#dispatch({ type: "read", n, answer }));
+        const { reading, known } = effect;
+        request("", {}, known === undefined ? {} : { "If-None-Match": `"${known}"` })
+          .then((answer) => dispatch({ type: "read", reading, answer }));
         break;
       }
       case "draft":
-        this.#slot = effect.slot ?? null;
-        if (effect.retire) this.#retired.push(effect.retire);
-        this.#writing ??= this.#write();
+        slot = effect.slot ?? null;
+        if (effect.retire) retired.push(effect.retire);
+        writing ??= write();
         break;
       case "remove":
-        this.#attempt(() => storage.remove(effect.id));
+        attempt(() => storage.remove(effect.id));
         break;
       case "list":
-        this.#attempt(() => this.#list());
+        attempt(list);
         break;
       case "emit":
-        if (effect.type == "saved") this.#channel?.postMessage({ saved: effect.detail.version });
-        this.#emit(effect.type, effect.detail);
+        if (effect.type == "saved") channel?.postMessage({ saved: effect.detail.version });
+        emit(effect.type, effect.detail);
     }
-  }
+  };
 
   /** @param {string} body */
-  async #send(body) {
+  const send = async (body) => {
     const bytes = new TextEncoder().encode(body).length;
     const keepalive = kept + bytes <= KEEPALIVE;
     if (keepalive) kept += bytes;
-    const answer = await this.#request("/versions", { method: "POST", body, keepalive }, { "Content-Type": "application/json" });
+    const answer = await request("/versions", { method: "POST", body, keepalive }, { "Content-Type": "application/json" });
     if (keepalive) kept -= bytes;
-    this.#dispatch({ type: "sent", answer });
-  }
+    dispatch({ type: "sent", answer });
+  };
 
   /** Never raises. @param {string} path @param {RequestInit} [init] @param {Record<string, string>} [extra]
-   * @returns {Promise<Answer>} */
-  async #request(path, init, extra) {
-    const { timers, headers, fetch: transport = fetch } = this.#options;
+   * @returns {Promise<T.Answer>} */
+  const request = async (path, init, extra) => {
     const abort = new AbortController();
-    const none = { status: 0, offline: globalThis.navigator?.onLine === false };
-    /** @type {any} */
-    let timer;
-    const late = new Promise((resolve) => {
-      timer = timers.setTimeout(() => {
-        resolve(none);
-        abort.abort();
-      }, TIMEOUT);
-    });
+    const none = { status: 0, offline: navigator?.onLine === false };
+    let late = 0;
     const answer = async () => {
-      const url = new URL(this.url);
+      const url = new URL(href);
       url.pathname += path;
-      const own = typeof headers == "function" ? await headers() : headers;
+      const { headers, fetch: transport = fetch } = options;
       const response = await transport(url.href, {
-        ...init, cache: "no-store", redirect: "manual", signal: abort.signal, headers: { ...extra, ...own } });
+        ...init, cache: "no-store", redirect: "manual", signal: abort.signal,
+        headers: { ...extra, ...(typeof headers == "function" ? await headers() : headers) } });
       // A redirect is a sign-in page.
       const status = response.type == "opaqueredirect" ? 401 : response.status;
-      const after = response.headers.get("Retry-After");
-      const seconds = after && (+after || (Date.parse(after) - Date.now()) / 1000);
-      const wait = seconds ? 1000 * Math.min(3600, Math.max(1, seconds)) : 0;
-      const text = await response.text();
-      try {
-        return { status, wait, data: parse(text) };
-      } catch {
-        return { status, wait };
-      }
+      const wait = 1000 * Math.min(3600, Number(response.headers.get("Retry-After")));
+      return { status, wait, data: parse(await response.text()) };
     };
     try {
-      return await Promise.race([answer(), late]);
+      return await Promise.race([answer(), new Promise((resolve) => {
+        late = setTimeout(() => {
+          resolve(none);
+          abort.abort();
+        }, TIMEOUT);
+      })]);
     } catch {
       return none;
     } finally {
-      timers.clearTimeout(timer);
+      clearTimeout(late);
     }
-  }
+  };
 
-  /** @param {() => unknown} act */
-  async #attempt(act) {
-    let ok = true;
+  /** @param {() => unknown} keep */
+  const attempt = async (keep) => {
     try {
-      await act();
+      await keep();
+      return true;
     } catch {
-      ok = false;
+      dispatch({ type: "backup", ok: false });
+      return false;
     }
-    return ok || this.#dispatch({ type: "backup", ok });
-  }
+  };
 
-  async #write() {
-    const { storage, timers } = this.#options;
-    while (this.#slot !== undefined) {
-      const slot = this.#slot;
-      this.#slot = undefined;
-      const ok = await this.#attempt(async () => {
-        await (slot ? storage.put(this.#own, { ...slot, updated: timers.now() }) : storage.remove(this.#own));
+  const write = async () => {
+    while (slot !== undefined) {
+      const record = slot;
+      slot = undefined;
+      const ok = await attempt(async () => {
+        await (record ? storage.put(own, { ...record, updated: now() }) : storage.remove(own));
         // What was taken over goes once it lies in our own slot.
-        for (let id; slot && (id = this.#retired.shift()); ) await storage.remove(id);
+        for (let other; record && (other = retired.shift()); ) await storage.remove(other);
       });
-      if (ok) this.#dispatch({ type: "backup", ok });
+      if (ok) dispatch({ type: "backup", ok });
     }
-    this.#writing = null;
-    this.#settle();
-  }
+    writing = null;
+    settle();
+  };
 
-  async #list() {
-    const { storage, timers } = this.#options;
+  const list = async () => {
     const drafts = [];
     const malformed = [];
-    for (const [id, value] of await storage.list("durable/")) {
-      const slot = /** @type {any} */ (value);
-      const good = isVersion(slot?.version) && slot.content !== undefined && typeof slot.updated == "number";
-      if (id == this.#own) continue;
-      if (good && slot.updated < timers.now() - MONTH) await storage.remove(id);
-      else if (id.startsWith(`${this.#id}/`)) good ? drafts.push({ ...copy(slot), id }) : malformed.push(id);
+    for (const [key, value] of await storage.list("durable/")) {
+      const { version, content, updated } = /** @type {any} */ (value ?? {});
+      const good = isVersion(version) && content !== undefined && typeof updated == "number";
+      if (key == own) continue;
+      if (good && updated < now() - MONTH) await storage.remove(key);
+      else if (key.startsWith(`${id}/`)) good ? drafts.push({ ...copy(value), id: key }) : malformed.push({ id: key });
     }
     drafts.sort((a, b) => b.updated - a.updated);
-    this.#dispatch({ type: "drafts", drafts, malformed });
-  }
+    dispatch({ type: "drafts", drafts, malformed });
+  };
 
-  /** While the lock is ours we are the tab that writes. @param {LockManager} locks @param {LockOptions} options */
-  async #hold(locks, options) {
+  /** While the lock is ours we are the tab that writes. @param {LockOptions} how */
+  const hold = async (how) => {
     let usable = true;
     /** @type {(() => void) | undefined} */
     let mine;
     try {
-      await locks.request(this.#id, options, (lock) => {
-        if (!lock || this.#ended.signal.aborted) return;
-        this.#dispatch({ type: "writer", on: true });
-        return new Promise((resolve) => (this.#release = mine = () => resolve(undefined)));
+      await locks.request(id, how, (/** @type {Lock | null} */ lock) => {
+        if (!lock || signal.aborted) return;
+        dispatch({ type: "writer", on: true });
+        return new Promise((resolve) => (release = mine = () => resolve(0)));
       });
     } catch (error) {
       // Anything but a steal: there are no locks here, and versions alone keep it safe.
       usable = /** @type {Error} */ (error).name == "AbortError";
     }
     // A lock that this tab took from itself is still its own.
-    if (!mine || mine == this.#release) this.#dispatch({ type: "writer", on: !usable });
-    if (usable && !this.#ended.signal.aborted) this.#hold(locks, {});
-  }
+    if (!mine || mine == release) dispatch({ type: "writer", on: !usable });
+    if (usable && !signal.aborted) hold({});
+  };
 
-  /** @param {any} message */
-  async #hear({ saved, handover, released }) {
-    if (released) this.#released();
-    else if (handover && this.#state.writer) {
-      await this.flush();
-      this.#release();
-      this.#channel?.postMessage({ released: true });
-    } else if (saved != this.#state.version) this.#dispatch({ type: "refresh" });
-  }
-
-  #tick() {
-    const { timers, page } = this.#options;
-    this.#poll = timers.setTimeout(() => {
-      if (!page?.document.hidden && !/blocked|gone/.test(this.#state.error?.name ?? "")) this.#dispatch({ type: "refresh" });
-      this.#tick();
+  const tick = () => {
+    poll = setTimeout(() => {
+      if (!page?.document.hidden && !/blocked|gone/.test(state.error?.name ?? "")) dispatch({ type: "refresh" });
+      tick();
     }, POLL);
-  }
+  };
 
-  #settle() {
-    const { pending, staged, sending, conflict } = this.#state;
-    if (this._opened < 1 && !(pending || staged || sending || conflict || this.#writing)) this._end();
-  }
+  const settle = () => {
+    const { pending, staged, sending, conflict } = state;
+    if (entry.opened < 1 && !(pending || staged || sending || conflict || writing)) entry.end();
+  };
+
+  /** @type {Omit<T.Session, keyof EventTarget>} */
+  const face = {
+    url: href,
+    get content() { return local(state); },
+    get version() { return state.version; },
+    get status() { return statusOf(state); },
+    get drafts() { return state.drafts; },
+    get malformed() { return state.malformed; },
+    get theirs() { return state.conflict ?? null; },
+    get canRebase() { return !!(state.conflict && options.merge && state.base !== undefined); },
+    edit: (content) => alter({ type: "edit", content: copy(content), saveId: uuid() }),
+    stage: (content) => alter({ type: "stage", content: content === undefined ? content : copy(content) }),
+    async flush() {
+      dispatch({ type: "flush" });
+      await idle();
+      return !!state.loaded && !state.pending;
+    },
+    reload: () => read("refresh"),
+    discard: async () => (await read("discard")) && !(state.pending || state.staged || state.conflict),
+    async rebase(merge = options.merge) {
+      if (!state.conflict || !merge || state.base === undefined) return false;
+      try {
+        const { status, data } = await request("");
+        const stored = storedOf(data);
+        const { generation, base } = state;
+        if (status > 299 || !isVersion(stored.version)) return false;
+        const content = copy(await merge(base, local(state), stored.content));
+        dispatch({ type: "rebased", stored, content, generation, saveId: uuid() });
+      } catch {
+        // The merge failed or refused: the user still sees the conflict.
+      }
+      await idle();
+      return !state.conflict;
+    },
+    recover({ id }) {
+      const { generation } = state;
+      dispatch({ type: "recover", id, saveId: uuid() });
+      return state.generation != generation;
+    },
+    dismiss(draft) {
+      if (draft.id != own && draft.id.startsWith(`${id}/`)) dispatch({ type: "dismiss", id: draft.id });
+    },
+    async takeOver() {
+      if (state.writer) return;
+      await new Promise((resolve) => {
+        released = () => resolve(0);
+        setTimeout(released, HANDOVER);
+        channel?.postMessage({ handover: true });
+      });
+      // Letting go may have given it to us, who waited for it.
+      if (!state.writer) hold({ steal: true });
+      await until(() => state.writer && !state.reading);
+    },
+    async close() {
+      entry.opened--;
+      const saved = await session.flush();
+      settle();
+      await writing;
+      return saved;
+    },
+  };
+  const session = /** @type {T.Session} */ (
+    Object.defineProperties(new EventTarget(), Object.getOwnPropertyDescriptors(face)));
+  const entry = {
+    session,
+    opened: 1,
+    async end() {
+      if (sessions.get(id) == entry) sessions.delete(id);
+      ending.abort();
+      clearTimeout(timer);
+      clearTimeout(poll);
+      release();
+      channel?.close();
+      wake();
+      await writing;
+    },
+  };
+  sessions.set(id, entry);
+
+  /** @param {any} on @param {string} types @param {(event: Event) => void} heard */
+  const listen = (on, types, heard) => types.split(" ").forEach((type) => on?.addEventListener(type, heard, { signal }));
+  const look = () => void (page.document.hidden ? session.flush() : dispatch({ type: "wake" }));
+  listen(page?.document, "visibilitychange", look);
+  listen(page, "focus online", look);
+  listen(page, "pagehide", () => void session.flush());
+  listen(page, "beforeunload", (event) => {
+    const { name, detail: { unsaved, backupFailed } } = session.status;
+    if (unsaved && (backupFailed || name == "conflict" || name == "blocked")) event.preventDefault();
+  });
+  if (channel) channel.onmessage = async (/** @type {MessageEvent} */ { data: { saved, handover, released: free } }) => {
+    if (free) released();
+    else if (handover && state.writer) {
+      await session.flush();
+      release();
+      channel.postMessage({ released: true });
+    } else if (saved != state.version) dispatch({ type: "refresh" });
+  };
+  if (locks) hold({ ifAvailable: true });
+  dispatch({ type: "refresh" });
+  tick();
+  return session;
 }
-
-/** @param {Draft | string} draft */
-const idOf = (draft) => (typeof draft == "string" ? draft : draft.id);

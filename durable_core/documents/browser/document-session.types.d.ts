@@ -16,8 +16,8 @@ export interface Session extends EventTarget {
   readonly status: Status;
   /** Unsaved work of the user's other sessions, newest first: offered, never applied. */
   readonly drafts: Draft[];
-  /** Ids of slots that nobody can read; they can be dismissed. */
-  readonly malformed: string[];
+  /** Slots that nobody can read; they can be dismissed. */
+  readonly malformed: { id: string }[];
   /** In a conflict, what the server holds. */
   readonly theirs: Stored | null;
   readonly canRebase: boolean;
@@ -47,9 +47,9 @@ export interface Session extends EventTarget {
    * Go on with another session's unsaved work, on the version it was made from: a conflict if that is no longer the
    * newest. False, and nothing done, unless clean.
    */
-  recover(draft: Draft | string): boolean;
+  recover(draft: { id: string }): boolean;
   /** Remove another session's draft; the own one stays, even if asked. */
-  dismiss(draft: Draft | string): void;
+  dismiss(draft: { id: string }): void;
   /** Write in this tab: the other one saves first, for five seconds at most, and then gives way. */
   takeOver(): Promise<void>;
   /** Save and let go. False: work is left; the session lives on, and opening the document again finds it. */
@@ -147,10 +147,12 @@ export interface DraftStorage {
   list(prefix: string): [string, unknown][] | Promise<[string, unknown][]>;
 }
 
+/** Called as plain functions, without an object. */
 export interface Timers {
   setTimeout(act: () => void, ms: number): any;
   clearTimeout(timer: any): void;
-  now(): number;
+  /** `Date.now` where it is missing. */
+  now?(): number;
 }
 
 /** One edit and the name of its save, which every repetition carries. */
@@ -160,6 +162,12 @@ export interface Snapshot {
 }
 
 export type Why = "refresh" | "discard";
+
+/** A read on its way, known by its identity. */
+export interface Reading {
+  why: Why;
+  generation: number;
+}
 
 /** All that the reducer knows. */
 export interface State {
@@ -178,11 +186,10 @@ export interface State {
   error?: Failure | null;
   backupFailed?: boolean;
   drafts: Draft[];
-  malformed: string[];
+  malformed: { id: string }[];
   /** Grows with every edit, stage, and start and end of a save: a read that spans one is dropped. */
   generation: number;
-  reads: number;
-  reading?: { n: number; why: Why; generation: number } | null;
+  reading?: Reading | null;
   /** A read that waits for the save in flight. */
   want?: Why | null;
   /** Whether this tab may save; null until the lock has answered. */
@@ -208,10 +215,10 @@ export interface Answer {
 export type Happening =
   | { type: "edit"; content: Json; saveId: string }
   | { type: "stage"; content: Json }
-  | { type: "due" | "flush" | "wake" | Why }
+  | { type: "flush" | "wake" | Why }
   | { type: "sent"; answer: Answer }
-  | { type: "read"; n: number; answer: Answer }
-  | { type: "drafts"; drafts: Draft[]; malformed: string[] }
+  | { type: "read"; reading: Reading; answer: Answer }
+  | { type: "drafts"; drafts: Draft[]; malformed: { id: string }[] }
   | { type: "dismiss"; id: string }
   | { type: "recover"; id: string; saveId: string }
   | { type: "rebased"; stored: Stored; content: Json; generation: number; saveId: string }
@@ -228,7 +235,7 @@ export type Effect =
   | { do: "remove"; id: string }
   | { do: "send"; body: string }
   /** `known`: the version whose content is at hand. */
-  | { do: "read"; n: number; known?: number }
+  | { do: "read"; reading: Reading; known?: number }
   /** Without `slot` our own is removed; `retire` goes once ours is written. */
   | { do: "draft"; slot?: Omit<Slot, "updated"> | null; retire?: string }
   | { do: "emit"; type: "remote" | "conflict" | "saved"; detail: Stored };
