@@ -267,7 +267,7 @@ test("15. a full draft storage is shown, and the save succeeds all the same", as
   await calm();
 
   assert.equal(session.status.detail.backupFailed, true);
-  assert.match(session.status.label, /keeps no copy/);
+  assert.match(session.status.label, /No copy is kept/);
   assert.equal(await session.flush(), true);
   assert.equal(server.current.content, "mine");
   assert.equal(session.status.name, "clean");

@@ -56,7 +56,7 @@ async function interleave(seed, trace) {
       const edit = known(last[number]);
       const safe = known(session.content) == edit || written.includes(edit) || storage.contents().map(known).includes(edit);
       assert.ok(safe, "the last edit is nowhere");
-      if (status.name == "clean" || (!status.detail.unsaved && !status.detail.conflict))
+      if (status.name == "clean" || (!status.detail.unsaved && status.name != "conflict"))
         assert.ok(staged[number] || written.includes(edit), "clean, and the last edit is not on the server");
     }
     if (status.detail.unsaved && !status.detail.backupFailed && !retired[number])

@@ -226,7 +226,7 @@ test("a refresh takes over what others saved, tells so, and asks with the versio
   server.write("v1");
   await session.reload();
   assert.deepEqual([session.content, session.version], ["v1", 1]);
-  assert.deepEqual(events.filter(([type]) => type == "remote").map(([, { content, savedBy }]) => [content, savedBy]), [["v1", "erin"]]);
+  assert.deepEqual(events.filter(([type]) => type == "remote").map(([, { content, saved_by }]) => [content, saved_by]), [["v1", "erin"]]);
 });
 
 test("a refresh with unsaved work: equal version keeps it, another one is a conflict", async () => {

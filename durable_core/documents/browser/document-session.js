@@ -1,298 +1,280 @@
 /**
- * One versioned document in one page: edits wait in a queue, each save names the version it was made from, and nothing
- * typed is lost. A pure reducer decides, a session acts. What each method promises: document-session.types.d.ts.
+ * A versioned document in a page, where nothing typed is lost: a pure reducer decides, a session acts.
+ * What each method promises stands in document-session.types.d.ts.
  *
  * @import * as T from "./document-session.types.js"
  */
 
-const LONGEST = 10_000;
-const TIMEOUT = 15_000;
-const POLL = 30_000;
-const HANDOVER = 5_000;
-const KEEPALIVE = 60_000;
-const MONTH = 30 * 86_400_000;
+const LONGEST = 10000;
+const TIMEOUT = 15000;
+const POLL = 30000;
+const HANDOVER = 5000;
+const KEEPALIVE = 60000;
+const MONTH = 2592e6;
 
 /** @type {T.State} */
 export const unloaded = {
-  version: 0, base: undefined, lost: [], drafts: [], malformed: [], generation: 0, since: 0, until: 0, tries: 0,
-  writer: true, debounce: 1500,
+	base: { version: 0, content: undefined }, lost: [], drafts: [], malformed: [], generation: 0, since: 0, until: 0, tries: 0,
+	writer: true, debounce: 1500,
 };
 
 /** What the person sees. @param {T.State} s */
-export const local = (s) => (s.staged ?? s.pending ?? { content: s.base }).content;
+export const local = (s) => (s.staged ?? s.pending ?? s.base).content;
 
-/** Keys in order, for Postgres keeps none. @param {T.Json} value */
+/** Postgres keeps no order of keys. @param {T.Json} value */
 const canonical = (value) =>
-  JSON.stringify(value, (_, v) => v && typeof v == "object" && !Array.isArray(v)
-    ? Object.fromEntries(Object.keys(v).sort().map((key) => [key, v[key]])) : v);
+	JSON.stringify(value, (_, v) => v && typeof v == "object" && !Array.isArray(v)
+		? Object.fromEntries(Object.entries(v).sort()) : v);
 /** @param {T.Json} a @param {T.Json} b */
 const same = (a, b) => canonical(a) == canonical(b);
 
 /** @param {T.State} s @param {T.Moment} e @returns {[T.State, T.Effect[]]} */
 export function reduce(s, e) {
-  /** @type {T.Effect[]} */
-  const effects = [];
-  s = { ...s };
-  const unsaved = () => s.pending || s.staged;
-  const stored = () => ({ version: s.version, content: s.base, savedBy: s.savedBy, savedAt: s.savedAt });
-  /** @param {string} [retire] */
-  const draft = (retire) => {
-    const { version, base, pending, staged } = s;
-    const slot = unsaved() && { version, base, content: local(s), save_id: staged ? undefined : pending?.saveId };
-    effects.push({ do: "draft", slot, retire });
-  };
-  /** @param {"remote" | "conflict" | "saved"} type @param {T.Stored} detail */
-  const emit = (type, detail) => effects.push({ do: "emit", type, detail });
-  const remote = () => emit("remote", { ...stored(), content: local(s) });
-  /** @param {number} [at] */
-  const arm = (at) => effects.push({ do: "arm", ms: at && Math.max(0, at - e.now) });
-  // A wait that the server asked for is not cut short by typing.
-  const schedule = () => {
-    if (s.pending && !s.conflict && s.writer && e.now >= s.until && s.error?.name != "gone")
-      arm(Math.min(e.now + s.debounce, (s.since || e.now) + LONGEST));
-  };
-  const send = () => {
-    if (!s.pending || s.conflict || s.sending || !s.writer || e.now < s.until) return;
-    s.sending = s.pending;
-    s.since = 0;
-    s.generation++;
-    arm();
-    const { content, saveId } = s.pending;
-    effects.push({ do: "send", body: JSON.stringify({ expected_version: s.version, save_id: saveId, content }) });
-  };
-  /** @param {T.Why} why */
-  const read = (why) => {
-    s.want = null;
-    if (why == "discard") arm();
-    s.reading = { why, generation: s.generation };
-    effects.push({ do: "read", reading: s.reading, known: s.base === undefined ? undefined : s.version });
-  };
-  /** @param {T.Stored} from */
-  const adopt = (from) => {
-    ({ version: s.version, content: s.base, savedBy: s.savedBy, savedAt: s.savedAt } = from);
-    s.lost = [];
-    s.tries = s.until = 0;
-    s.error = null;
-  };
-  /** A newer snapshot stays. @param {T.Snapshot} sent @param {T.Stored} from */
-  const acknowledge = (sent, from) => {
-    adopt(from);
-    if (s.pending?.saveId == sent.saveId) s.pending = null;
-    draft();
-    emit("saved", from);
-  };
-  /** Our own write whose answer was lost is no conflict. @param {T.Stored} from @param {T.Snapshot | null} [sent] */
-  const differ = (from, sent = s.pending) => {
-    const own = s.conflict ? null : [sent, ...s.lost].find((one) => one && same(one.content, from.content));
-    if (own) return acknowledge(own, from);
-    if (!s.conflict) emit("conflict", from);
-    s.conflict = from;
-    arm();
-  };
-  /** @param {string} saveId @param {T.Json} content */
-  const pend = (saveId, content) => {
-    s.pending = { saveId, content };
-    s.staged = null;
-    s.generation++;
-  };
-  /** @param {"read" | "save"} of @param {T.Answer} answer */
-  const fail = (of, { status, data, offline, wait }) => {
-    const slow = status == 429 || status == 503;
-    // No answer, or one of something in between.
-    const lost = status < 400 || status == 502 || status == 504;
-    /** @type {T.Failure} */
-    const error = { of, name: "blocked", status, reason: data?.reason, detail: data?.detail ?? data?.title };
-    s.error = error;
-    if (status == 404 || status == 410) error.name = "gone";
-    if (!slow && !lost) return;
-    error.name = offline ? "offline" : "retrying";
-    if (of == "read" && s.loaded) return;
-    const ms = wait || 2 ** Math.min(s.tries++, 6) * (500 + 500 * (e.jitter ?? 1));
-    error.retryAt = e.now + ms;
-    if (slow) s.until = error.retryAt;
-    arm(error.retryAt);
-  };
+	/** @type {T.Effect[]} */
+	const effects = [];
+	s = { ...s };
+	const unsaved = () => s.pending || s.staged;
+	/** @param {string} [retire] */
+	const draft = (retire) => {
+		const { base: { version, content: base }, pending, staged } = s;
+		const slot = unsaved() && { version, base, content: local(s), save_id: staged ? undefined : pending?.saveId };
+		effects.push({ do: "draft", slot, retire });
+	};
+	const remote = () => effects.push({ do: "emit", type: "remote", detail: { ...s.base, content: local(s) } });
+	/** @param {number} [at] */
+	const arm = (at) => effects.push({ do: "arm", ms: at && at - e.now });
+	// A wait that the server asked for is not cut short by typing.
+	const schedule = () => {
+		if (s.pending && !s.conflict && s.writer && e.now >= s.until && s.error?.name != "gone")
+			arm(Math.min(e.now + s.debounce, (s.since || e.now) + LONGEST));
+	};
+	const send = () => {
+		if (!s.pending || s.conflict || s.sending || !s.writer || e.now < s.until) return;
+		s.sending = s.pending;
+		s.since = 0;
+		s.generation++;
+		arm();
+		const { content, saveId } = s.pending;
+		effects.push({ do: "send", body: JSON.stringify({ expected_version: s.base.version, save_id: saveId, content }) });
+	};
+	/** @param {T.Why} why */
+	const read = (why) => {
+		s.want = null;
+		if (why == "discard") arm();
+		s.reading = { why, generation: s.generation };
+		effects.push({ do: "read", reading: s.reading, known: s.base.content === undefined ? undefined : s.base.version });
+	};
+	/** @param {T.Stored} from */
+	const adopt = (from) => {
+		s.base = from;
+		s.lost = [];
+		s.tries = s.until = 0;
+		s.error = null;
+	};
+	/** A newer snapshot stays. @param {T.Snapshot} sent @param {T.Stored} from */
+	const acknowledge = (sent, from) => {
+		adopt(from);
+		if (s.pending?.saveId == sent.saveId) s.pending = null;
+		draft();
+		effects.push({ do: "emit", type: "saved", detail: from });
+	};
+	/** Our own write whose answer was lost is no conflict. @param {T.Stored} from @param {T.Snapshot | null} [sent] */
+	const differ = (from, sent = s.pending) => {
+		const own = s.conflict ? null : [sent, ...s.lost].find((one) => one && same(one.content, from.content));
+		if (own) return acknowledge(own, from);
+		if (!s.conflict) effects.push({ do: "emit", type: "conflict", detail: from });
+		s.conflict = from;
+		arm();
+	};
+	/** @param {string} saveId @param {T.Json} content */
+	const pend = (saveId, content) => {
+		s.pending = { saveId, content };
+		s.staged = null;
+		s.generation++;
+	};
+	/** @param {"read" | "save"} of @param {T.Answer} answer */
+	const fail = (of, { status, data, offline, wait }) => {
+		const slow = status == 429 || status == 503;
+		// No answer, or one of something in between.
+		const lost = status < 400 || status == 502 || status == 504;
+		/** @type {T.Failure} */
+		const error = { of, status, reason: data?.reason, detail: data?.detail ?? data?.title,
+			name: slow || lost ? offline ? "offline" : "retrying" : status == 404 || status == 410 ? "gone" : "blocked" };
+		s.error = error;
+		if ((!slow && !lost) || (of == "read" && s.loaded)) return;
+		const ms = wait || 2 ** Math.min(s.tries++, 6) * (500 + 500 * (e.jitter ?? 1));
+		error.retryAt = e.now + ms;
+		if (slow) s.until = error.retryAt;
+		arm(error.retryAt);
+	};
 
-  switch (e.type) {
-    case "edit":
-      if (!s.loaded) break;
-      s.since ||= e.now;
-      pend(e.saveId, e.content);
-      draft();
-      schedule();
-      break;
-    case "stage":
-      if (!s.loaded) break;
-      s.staged = e.content === undefined ? null : { content: e.content };
-      s.generation++;
-      draft();
-      break;
-    case "flush":
-      if (s.loaded) send();
-      else read("refresh");
-      break;
-    case "wake":
-      if (s.error?.retryAt) send();
-    // falls through
-    case "refresh":
-      if (s.reading?.why == "discard" || s.want) break;
-    // falls through
-    case "discard":
-      if (s.sending) s.want = e.type == "discard" ? "discard" : "refresh";
-      else read(e.type == "discard" ? "discard" : "refresh");
-      break;
-    case "sent": {
-      const { status, data } = e.answer;
-      const sent = s.sending;
-      if (!sent) break;
-      s.sending = null;
-      s.generation++;
-      if (status < 300 && isVersion(data?.version)) {
-        acknowledge(sent, { version: data.version, content: sent.content, savedAt: data.saved_at });
-      } else if ((status == 409 || status == 412) && isVersion(data?.current_version)) {
-        differ({ ...storedOf(data), version: data.current_version, content: data.current }, sent);
-      } else {
-        // It may have arrived.
-        if (status < 400 || status > 499) s.lost = [...s.lost.filter((one) => one.saveId != sent.saveId), sent].slice(-9);
-        fail("save", e.answer);
-        if (!s.error?.retryAt && s.pending?.saveId != sent.saveId) schedule();
-      }
-      if (!s.error && s.want != "discard") send();
-      if (!s.sending && s.want) read(s.want);
-      break;
-    }
-    case "read": {
-      const { status, data } = e.answer;
-      const { reading } = e;
-      if (reading != s.reading) break;
-      s.reading = null;
-      const discard = reading.why == "discard";
-      const from = status == 304 ? stored() : storedOf(data);
-      const good = status == 304 || (status < 300 && isVersion(from.version));
-      const raced = reading.generation != s.generation;
-      if (discard && (raced || !good)) {
-        // It comes to nothing, and had stopped the timer.
-        if (s.error?.retryAt) arm(s.error.retryAt);
-        else if (!s.error) schedule();
-      }
-      if (!good) {
-        if (s.error?.of != "save") fail("read", e.answer);
-      } else if (!raced) {
-        if (s.error?.of == "read") s.error = null;
-        if (discard || !unsaved()) {
-          const known = s.loaded && !discard && from.version == s.version;
-          adopt(from);
-          s.loaded = true;
-          s.pending = s.staged = s.conflict = null;
-          if (discard) draft();
-          if (!known) remote();
-          effects.push({ do: "list" });
-        } else if (from.version == s.version) s.base ??= from.content;
-        else {
-          differ(from);
-          schedule();
-        }
-      }
-      break;
-    }
-    case "drafts":
-      s.malformed = e.malformed;
-      s.drafts = e.drafts.filter(({ content }) => !same(content, s.base));
-      break;
-    case "dismiss":
-      s.drafts = s.drafts.filter(({ id }) => id != e.id);
-      s.malformed = s.malformed.filter(({ id }) => id != e.id);
-      effects.push({ do: "remove", id: e.id });
-      break;
-    case "recover": {
-      const found = s.drafts.find(({ id }) => id == e.id);
-      if (!found || unsaved() || s.sending) break;
-      s.drafts = s.drafts.filter((one) => one != found);
-      const { version, content, base, save_id } = found;
-      if (version != s.version) {
-        s.conflict = stored();
-        emit("conflict", s.conflict);
-        Object.assign(s, { version, base });
-      }
-      pend(save_id || e.saveId, content);
-      draft(e.id);
-      remote();
-      schedule();
-      break;
-    }
-    case "rebased":
-      if (!s.conflict || s.sending || e.generation != s.generation) break;
-      adopt(e.stored);
-      s.conflict = null;
-      pend(e.saveId, e.content);
-      draft();
-      remote();
-      send();
-      break;
-    case "writer":
-      if (e.on && s.writer === false && !s.sending) read("refresh");
-      s.writer = e.on;
-      schedule();
-      break;
-    case "backup":
-      s.backupFailed = !e.ok;
-  }
-  return [s, effects];
+	switch (e.type) {
+		case "edit":
+		case "stage":
+			if (!s.loaded) break;
+			if (e.type == "edit") {
+				s.since ||= e.now;
+				pend(e.saveId, e.content);
+				schedule();
+			} else {
+				s.staged = e.content === undefined ? null : e;
+				s.generation++;
+			}
+			draft();
+			break;
+		case "flush":
+			if (s.loaded) send();
+			else read("refresh");
+			break;
+		case "refresh":
+		case "discard":
+			if (e.retry && s.error?.retryAt) send();
+			if (e.type == "refresh" && (s.reading?.why == "discard" || s.want)) break;
+			if (s.sending) s.want = e.type;
+			else read(e.type);
+			break;
+		case "sent": {
+			const { status, data } = e.answer;
+			const sent = s.sending;
+			if (!sent) break;
+			s.sending = null;
+			s.generation++;
+			if (status < 300 && isVersion(data?.version)) {
+				acknowledge(sent, { ...data, content: sent.content });
+			} else if ((status == 409 || status == 412) && isVersion(data?.current_version)) {
+				differ({ ...data, version: data.current_version, content: data.current }, sent);
+			} else {
+				// It may have arrived.
+				if (status < 400 || status > 499) s.lost = [...s.lost.filter((one) => one.saveId != sent.saveId), sent].slice(-9);
+				fail("save", e.answer);
+				if (!s.error?.retryAt && s.pending?.saveId != sent.saveId) schedule();
+			}
+			if (!s.error && s.want != "discard") send();
+			if (!s.sending && s.want) read(s.want);
+			break;
+		}
+		case "read": {
+			const { status, data } = e.answer;
+			const { reading } = e;
+			if (reading != s.reading) break;
+			s.reading = null;
+			const discard = reading.why == "discard";
+			const from = status == 304 ? s.base : data;
+			const good = status == 304 || (status < 300 && isVersion(data?.version));
+			const raced = reading.generation != s.generation;
+			// It comes to nothing, and had stopped the timer.
+			if (discard && (raced || !good)) s.error ? s.error.retryAt && arm(s.error.retryAt) : schedule();
+			if (!good) {
+				if (s.error?.of != "save") fail("read", e.answer);
+			} else if (!raced) {
+				if (s.error?.of == "read") s.error = null;
+				if (discard || !unsaved()) {
+					const known = s.loaded && !discard && from.version == s.base.version;
+					adopt(from);
+					s.loaded = true;
+					s.pending = s.staged = s.conflict = null;
+					if (discard) draft();
+					if (!known) remote();
+					effects.push({ do: "list" });
+				} else if (from.version == s.base.version) s.base = from;
+				else {
+					differ(from);
+					schedule();
+				}
+			}
+			break;
+		}
+		case "drafts":
+			s.malformed = e.malformed;
+			s.drafts = e.drafts.filter(({ content }) => !same(content, s.base.content));
+			break;
+		case "dismiss":
+			s.drafts = s.drafts.filter(({ id }) => id != e.id);
+			s.malformed = s.malformed.filter(({ id }) => id != e.id);
+			effects.push({ do: "remove", id: e.id });
+			break;
+		case "recover": {
+			const found = s.drafts.find(({ id }) => id == e.id);
+			if (!found || unsaved() || s.sending) break;
+			s.drafts = s.drafts.filter((one) => one != found);
+			const { version, content, base, save_id } = found;
+			if (version != s.base.version) {
+				s.conflict = s.base;
+				effects.push({ do: "emit", type: "conflict", detail: s.base });
+				s.base = { version, content: base };
+			}
+			pend(save_id || e.saveId, content);
+			draft(e.id);
+			remote();
+			schedule();
+			break;
+		}
+		case "rebased":
+			if (!s.conflict || s.sending || e.generation != s.generation) break;
+			adopt(e.stored);
+			s.conflict = null;
+			pend(e.saveId, e.content);
+			draft();
+			remote();
+			send();
+			break;
+		case "writer":
+			if (e.on && s.writer === false && !s.sending) read("refresh");
+			s.writer = e.on;
+			schedule();
+			break;
+		case "backup":
+			s.backupFailed = !e.ok;
+	}
+	return [s, effects];
 }
 
 /** @param {T.State} s @returns {T.Status} */
 export function statusOf(s) {
-  const unsaved = !!(s.pending || s.staged);
-  /** @type {T.StatusName} */
-  const name = s.conflict ? "conflict" : s.error ? s.error.name : !s.loaded ? "unloaded"
-    : s.writer === false ? "readonly_tab" : s.sending ? "saving" : unsaved ? "dirty" : "clean";
-  const { savedBy, savedAt, version } = s.conflict ?? s;
-  const { status, detail } = s.error ?? {};
-  const label = {
-    unloaded: "Loading…",
-    clean: "All changes saved",
-    dirty: "Editing…",
-    saving: "Saving…",
-    offline: "Offline. Your text is kept",
-    retrying: "Cannot reach the server. Your text is kept",
-    conflict: `${savedBy || "Somebody"} saved a newer version`,
-    readonly_tab: "Open in another tab",
-    blocked: status == 401 ? "Signed out. Your text is kept" : status == 413 ? "Too large" : `Not accepted: ${detail || status}`,
-    gone: "This document was deleted. Copy your text",
-  }[name] + (s.conflict && savedAt ? ` at ${new Date(savedAt).toLocaleTimeString([], { timeStyle: "short" })}` : "");
-  return {
-    name,
-    label: s.backupFailed && unsaved ? `${label}. This device keeps no copy` : label,
-    detail: { ...s.error, unsaved, saving: !!s.sending, conflict: !!s.conflict, backupFailed: !!s.backupFailed,
-      drafts: s.drafts.length, version, savedBy, savedAt },
-  };
+	const unsaved = !!(s.pending || s.staged);
+	/** @type {T.StatusName} */
+	const name = s.conflict ? "conflict" : s.error ? s.error.name : !s.loaded ? "unloaded"
+		: s.writer === false ? "readonly_tab" : s.sending ? "saving" : unsaved ? "dirty" : "clean";
+	const { saved_by, saved_at, version } = s.conflict ?? s.base;
+	const { status, detail } = s.error ?? {};
+	const label = {
+		unloaded: "Loading…",
+		clean: "All changes saved",
+		dirty: "Editing…",
+		saving: "Saving…",
+		offline: "Offline. Your text is kept",
+		retrying: "Cannot reach the server. Your text is kept",
+		conflict: `${saved_by || "Somebody"} saved a newer version`,
+		readonly_tab: "Open in another tab",
+		blocked: status == 401 ? "Signed out. Your text is kept" : status == 413 ? "Too large" : `Not accepted: ${detail || status}`,
+		gone: "This document was deleted. Copy your text",
+	}[name] + (s.conflict && saved_at ? ` at ${new Date(saved_at).toLocaleTimeString([], { timeStyle: "short" })}` : "");
+	return {
+		name,
+		label: s.backupFailed && unsaved ? `${label}. No copy is kept` : label,
+		detail: { ...s.error, unsaved, saving: !!s.sending, backupFailed: !!s.backupFailed,
+			drafts: s.drafts.length, version, saved_by, saved_at },
+	};
 }
 
-/** @param {unknown} value */
-const isVersion = (value) => Number.isSafeInteger(value) && Number(value) >= 0;
+/** @param {any} value */
+const isVersion = (value) => Number.isSafeInteger(value) && value >= 0;
 
-/** @param {any} data @returns {T.Stored} */
-const storedOf = (data) => ({ version: data?.version, content: data?.content, savedBy: data?.saved_by, savedAt: data?.saved_at });
-
-/** Frozen, so that nobody changes what a save or a merge is made from; no JSON: undefined. @param {string} text */
+/** Frozen, for saves and merges are made from it; undefined for no JSON. @param {string} text */
 const parse = (text) => {
-  try {
-    return JSON.parse(text, (_, value) => Object.freeze(value));
-  } catch {}
+	try {
+		return JSON.parse(text, (_, value) => Object.freeze(value));
+	} catch {}
 };
 
 /** @param {T.Json} value */
-const copy = (value) => {
-  const text = JSON.stringify(value);
-  if (text === undefined) throw new TypeError("no JSON value");
-  return parse(text);
-};
+const copy = (value) => parse(JSON.stringify(value));
 
-/** Insecure contexts lack `crypto.randomUUID`; the address of a blob ends with one everywhere. */
+/** Insecure contexts lack `crypto.randomUUID`; a blob's address ends with one. */
 const uuid = () => {
-  const url = URL.createObjectURL(new Blob());
-  URL.revokeObjectURL(url);
-  return url.slice(-36);
+	const url = URL.createObjectURL(new Blob());
+	URL.revokeObjectURL(url);
+	return url.slice(-36);
 };
 
 /** @param {string[]} parts */
@@ -301,385 +283,382 @@ const slotId = (...parts) => ["durable", ...parts].map(encodeURIComponent).join(
 /** @type {Promise<IDBDatabase | null> | null} */
 let opened = null;
 const database = () =>
-  (opened ??= new Promise((resolve) => {
-    const request = indexedDB.open("durable", 1);
-    request.onupgradeneeded = () => request.result.createObjectStore("drafts");
-    request.onerror = () => resolve(null);
-    request.onsuccess = () => {
-      request.result.onclose = () => (opened = null);
-      resolve(request.result);
-    };
-  }));
+	(opened ??= new Promise((resolve) => {
+		const request = indexedDB.open("durable", 1);
+		request.onupgradeneeded = () => request.result.createObjectStore("drafts");
+		request.onerror = () => resolve(null);
+		request.onsuccess = () => {
+			request.result.onclose = () => (opened = null);
+			resolve(request.result);
+		};
+	}));
 
-/** In IndexedDB; without it nothing is awaited, so that a slot is there when `edit` returns.
+/** Without IndexedDB nothing is awaited: the slot is there when `edit` returns.
  * @param {(store: IDBObjectStore) => any} act @param {() => any} otherwise */
 const inStore = async (act, otherwise) => {
-  const db = globalThis.indexedDB && (await database());
-  if (!db) return otherwise();
-  return new Promise((resolve, reject) => {
-    const transaction = db.transaction("drafts", "readwrite", { durability: "strict" });
-    const result = act(transaction.objectStore("drafts"));
-    transaction.oncomplete = () => resolve(result);
-    transaction.onabort = () => reject(transaction.error);
-  });
+	const db = globalThis.indexedDB && (await database());
+	if (!db) return otherwise();
+	return new Promise((resolve, reject) => {
+		const transaction = db.transaction("drafts", "readwrite", { durability: "strict" });
+		const result = act(transaction.objectStore("drafts"));
+		transaction.oncomplete = () => resolve(result);
+		transaction.onabort = () => reject(transaction.error);
+	});
 };
 
 /** @type {T.DraftStorage} */
 const browserStorage = {
-  put: (id, slot) => inStore((store) => store.put(slot, id), () => localStorage.setItem(id, JSON.stringify(slot))),
-  remove: (id) => inStore((store) => store.delete(id), () => localStorage.removeItem(id)),
-  list: async (prefix) => {
-    const [ids, slots] = await inStore(
-      (store) => [store.getAllKeys(), store.getAll()],
-      () => [{ result: Object.keys(localStorage) }, { result: Object.values(localStorage).map(parse) }]);
-    return ids.result.map((/** @type {string} */ id, /** @type {number} */ at) => [id, slots.result[at]])
-      .filter((/** @type {[string]} */ [id]) => `${id}`.startsWith(prefix));
-  },
+	put: (id, slot) => inStore((store) => store.put(slot, id), () => localStorage.setItem(id, JSON.stringify(slot))),
+	remove: (id) => inStore((store) => store.delete(id), () => localStorage.removeItem(id)),
+	list: async (prefix) => {
+		const [ids, slots] = await inStore(
+			(store) => [store.getAllKeys(), store.getAll()],
+			() => [{ result: Object.keys(localStorage) }, { result: Object.values(localStorage).map(parse) }]);
+		return ids.result.map((/** @type {string} */ id, /** @type {number} */ at) => [id, slots.result[at]])
+			.filter((/** @type {[string]} */ [id]) => `${id}`.startsWith(prefix));
+	},
 };
 
-/** Bytes on their way that a closing page may leave behind; browsers allow 64 KiB in all. */
+/** Bytes on their way that outlive the page; browsers allow 64 KiB in all. */
 let kept = 0;
 
-/** @type {Map<string, {session: T.Session, opened: number, end(): Promise<unknown>}>} */
+/** @type {Map<string, {session: T.DocumentSession, opened: number, end(): Promise<unknown>}>} */
 const sessions = new Map();
 
 /** One session per user and address in a page, however often it is opened.
  * @param {string} url @param {T.Options} options */
 export function openDocument(url, options) {
-  if (!options?.user) throw new TypeError("openDocument needs a user: drafts are kept apart by it");
-  const href = new URL(url, globalThis.location?.href).href;
-  const id = slotId(options.user, href);
-  const found = sessions.get(id);
-  if (!found) return start(href, id, options);
-  found.opened++;
-  return found.session;
+	if (!options?.user) throw new TypeError("a user is needed to keep drafts apart");
+	const href = new URL(url, globalThis.location?.href).href;
+	const id = slotId(options.user, href);
+	const found = sessions.get(id);
+	if (!found) return start(href, id, options);
+	found.opened++;
+	return found.session;
 }
 
-/** For signing out: end the user's sessions in this page and remove all their drafts from this browser.
- * What is not saved is gone: `flush` first. @param {string} user @param {T.DraftStorage} [storage] */
+/** For signing out: end the user's sessions and remove all their drafts from this browser. What is not saved is gone.
+ * @param {string} user @param {T.DraftStorage} [storage] */
 export async function clearDrafts(user, storage = browserStorage) {
-  const prefix = `${slotId(user)}/`;
-  for (const [id, { end }] of sessions) if (id.startsWith(prefix)) await end();
-  for (const [id] of await storage.list(prefix)) await storage.remove(id);
+	const prefix = `${slotId(user)}/`;
+	for (const [id, { end }] of sessions) if (id.startsWith(prefix)) await end();
+	for (const [id] of await storage.list(prefix)) await storage.remove(id);
 }
 
 /** @param {string} href @param {string} id @param {T.Options} options */
 function start(href, id, options) {
-  const { window, navigator, BroadcastChannel } = /** @type {any} */ (globalThis);
-  const { page = window, locks = navigator?.locks, storage = browserStorage, debounce = 1500 } = options;
-  const { channel: open = page && BroadcastChannel && ((name) => new BroadcastChannel(name)) } = options;
-  const channel = open?.(id);
-  // Called bare, as browsers demand of theirs.
-  const { setTimeout, clearTimeout, now = Date.now } = /** @type {T.Timers} */ (options.timers ?? globalThis);
-  const own = `${id}/${uuid()}`;
-  const ending = new AbortController();
-  const { signal } = ending;
-  /** @type {T.State} */
-  let state = { ...unloaded, debounce, writer: locks ? null : true };
-  /** @type {T.Effect[]} */
-  const todo = [];
-  /** @type {((_: unknown) => void)[]} */
-  let waiting = [];
-  /** @type {Omit<T.Slot, "updated"> | null | undefined} */
-  let slot;
-  /** @type {string[]} */
-  const retired = [];
-  /** @type {Promise<void> | null} */
-  let writing = null;
-  let timer = 0;
-  let poll = 0;
-  let running = false;
-  let shown = "";
-  let release = () => {};
-  let released = () => {};
+	const { window, navigator, BroadcastChannel } = /** @type {any} */ (globalThis);
+	const { page = window, locks = navigator?.locks, storage = browserStorage, debounce = 1500 } = options;
+	const { channel: open = page && BroadcastChannel && ((name) => new BroadcastChannel(name)) } = options;
+	const channel = open?.(id);
+	const { setTimeout, clearTimeout, now = Date.now } = /** @type {T.Timers} */ (options.timers ?? globalThis);
+	const own = `${id}/${uuid()}`;
+	const ending = new AbortController();
+	const { signal } = ending;
+	/** @type {T.State} */
+	let state = { ...unloaded, debounce, writer: locks ? null : true };
+	/** @type {T.Effect[]} */
+	const todo = [];
+	/** @type {((_: unknown) => void)[]} */
+	const waiting = [];
+	/** @type {T.Slot | null | undefined} */
+	let slot;
+	/** @type {string[]} */
+	const retired = [];
+	/** @type {Promise<void> | null} */
+	let writing = null;
+	let timer = 0;
+	let poll = 0;
+	let running = false;
+	let shown = "";
+	let release = () => {};
+	let released = () => {};
 
-  /** @param {T.Happening} event */
-  const dispatch = (event) => {
-    if (signal.aborted) return;
-    const [next, effects] = reduce(state, { ...event, now: now(), jitter: Math.random() });
-    state = next;
-    todo.push(...effects);
-    // A listener may edit: what that asks for comes after what is still to do.
-    if (running) return;
-    running = true;
-    for (let effect; (effect = todo.shift()); ) act(effect);
-    running = false;
-    const { status } = session;
-    const text = JSON.stringify(status);
-    if (text != shown) {
-      shown = text;
-      emit("status", status);
-    }
-    wake();
-    settle();
-  };
-  const wake = () => waiting.splice(0).forEach((resolve) => resolve(0));
-  /** @param {() => unknown} test */
-  const until = async (test) => {
-    while (!signal.aborted && !test()) await new Promise((resolve) => waiting.push(resolve));
-  };
-  const idle = () => until(() => !state.sending);
-  /** @param {string} type @param {unknown} detail */
-  const emit = (type, detail) => session.dispatchEvent(new CustomEvent(type, { detail }));
-  /** @param {T.Happening} event */
-  const alter = (event) => {
-    if (signal.aborted) throw new TypeError("this session has ended: open the document again");
-    dispatch(event);
-    return !!state.loaded;
-  };
-  /** @param {T.Why} type */
-  const read = async (type) => {
-    dispatch({ type });
-    await until(() => !state.reading && !state.want);
-    return !!state.loaded && !state.error;
-  };
+	/** @param {T.Happening} event */
+	const dispatch = (event) => {
+		if (signal.aborted) return;
+		const [next, effects] = reduce(state, { ...event, now: now(), jitter: Math.random() });
+		state = next;
+		todo.push(...effects);
+		// A listener may edit: what that asks for comes after what is still to do.
+		if (running) return;
+		running = true;
+		for (let effect; (effect = todo.shift()); ) act(effect);
+		running = false;
+		const { status } = session;
+		const text = JSON.stringify(status);
+		if (text != shown) {
+			shown = text;
+			emit("status", status);
+		}
+		wake();
+		settle();
+	};
+	const wake = () => waiting.splice(0).forEach((resolve) => resolve(0));
+	/** @param {() => unknown} test */
+	const until = async (test) => {
+		while (!signal.aborted && !test()) await new Promise((resolve) => waiting.push(resolve));
+	};
+	const idle = () => until(() => !state.sending);
+	/** @param {string} type @param {unknown} detail */
+	const emit = (type, detail) => session.dispatchEvent(new CustomEvent(type, { detail }));
+	/** @param {T.Happening} event */
+	const alter = (event) => {
+		if (signal.aborted || (event.type == "edit" && event.content === undefined))
+			throw new TypeError("no JSON value, or the session has ended");
+		dispatch(event);
+		return !!state.loaded;
+	};
+	/** @param {T.Why} type */
+	const read = async (type) => {
+		dispatch({ type });
+		await until(() => !state.reading && !state.want);
+		return !!state.loaded && !state.error;
+	};
 
-  /** @param {T.Effect} effect */
-  const act = (effect) => {
-    switch (effect.do) {
-      case "arm":
-        clearTimeout(timer);
-        if (effect.ms !== undefined) timer = setTimeout(() => dispatch({ type: "flush" }), effect.ms);
-        break;
-      case "send":
-        send(effect.body);
-        break;
-      case "read": {
-        const { reading, known } = effect;
-        request("", {}, known === undefined ? {} : { "If-None-Match": `"${known}"` })
-          .then((answer) => dispatch({ type: "read", reading, answer }));
-        break;
-      }
-      case "draft":
-        slot = effect.slot ?? null;
-        if (effect.retire) retired.push(effect.retire);
-        writing ??= write();
-        break;
-      case "remove":
-        attempt(() => storage.remove(effect.id));
-        break;
-      case "list":
-        attempt(list);
-        break;
-      case "emit":
-        if (effect.type == "saved") channel?.postMessage({ saved: effect.detail.version });
-        emit(effect.type, effect.detail);
-    }
-  };
+	/** @param {T.Effect} effect */
+	const act = (effect) => {
+		switch (effect.do) {
+			case "arm":
+				clearTimeout(timer);
+				if (effect.ms !== undefined) timer = setTimeout(() => dispatch({ type: "flush" }), effect.ms);
+				break;
+			case "send":
+				send(effect.body);
+				break;
+			case "read":
+				request("", {}, effect.known === undefined ? {} : { "If-None-Match": `"${effect.known}"` })
+					.then((answer) => dispatch({ type: "read", reading: effect.reading, answer }));
+				break;
+			case "draft":
+				slot = effect.slot ?? null;
+				if (effect.retire) retired.push(effect.retire);
+				writing ??= write();
+				break;
+			case "remove":
+				attempt(() => storage.remove(effect.id));
+				break;
+			case "list":
+				attempt(list);
+				break;
+			case "emit":
+				if (effect.type == "saved") channel?.postMessage({ saved: effect.detail.version });
+				emit(effect.type, effect.detail);
+		}
+	};
 
-  /** @param {string} body */
-  const send = async (body) => {
-    const bytes = new TextEncoder().encode(body).length;
-    const keepalive = kept + bytes <= KEEPALIVE;
-    if (keepalive) kept += bytes;
-    const answer = await request("/versions", { method: "POST", body, keepalive }, { "Content-Type": "application/json" });
-    if (keepalive) kept -= bytes;
-    dispatch({ type: "sent", answer });
-  };
+	/** @param {string} body */
+	const send = async (body) => {
+		const bytes = new Blob([body]).size;
+		const keepalive = kept + bytes <= KEEPALIVE;
+		if (keepalive) kept += bytes;
+		const answer = await request("/versions", { method: "POST", body, keepalive }, { "Content-Type": "application/json" });
+		if (keepalive) kept -= bytes;
+		dispatch({ type: "sent", answer });
+	};
 
-  /** Never raises. @param {string} path @param {RequestInit} [init] @param {Record<string, string>} [extra]
-   * @returns {Promise<T.Answer>} */
-  const request = async (path, init, extra) => {
-    const abort = new AbortController();
-    const none = { status: 0, offline: navigator?.onLine === false };
-    let late = 0;
-    const answer = async () => {
-      const url = new URL(href);
-      url.pathname += path;
-      const { headers, fetch: transport = fetch } = options;
-      const response = await transport(url.href, {
-        ...init, cache: "no-store", redirect: "manual", signal: abort.signal,
-        headers: { ...extra, ...(typeof headers == "function" ? await headers() : headers) } });
-      // A redirect is a sign-in page.
-      const status = response.type == "opaqueredirect" ? 401 : response.status;
-      const wait = 1000 * Math.min(3600, Number(response.headers.get("Retry-After")));
-      return { status, wait, data: parse(await response.text()) };
-    };
-    try {
-      return await Promise.race([answer(), new Promise((resolve) => {
-        late = setTimeout(() => {
-          resolve(none);
-          abort.abort();
-        }, TIMEOUT);
-      })]);
-    } catch {
-      return none;
-    } finally {
-      clearTimeout(late);
-    }
-  };
+	/** Never raises. @param {string} path @param {RequestInit} [init] @param {Record<string, string>} [extra]
+	 * @returns {Promise<T.Answer>} */
+	const request = async (path, init, extra) => {
+		const abort = new AbortController();
+		const none = { status: 0, offline: navigator?.onLine === false };
+		let late = 0;
+		const answer = async () => {
+			const url = new URL(href);
+			url.pathname += path;
+			const { headers, fetch: transport = fetch } = options;
+			const response = await transport(url.href, {
+				...init, cache: "no-store", redirect: "manual", signal: abort.signal,
+				headers: { ...extra, ...(typeof headers == "function" ? await headers() : headers) } });
+			// A redirect is a sign-in page.
+			const status = response.type == "opaqueredirect" ? 401 : response.status;
+			const wait = 1000 * Math.min(3600, Number(response.headers.get("Retry-After")));
+			return { status, wait, data: parse(await response.text()) };
+		};
+		try {
+			return await Promise.race([answer(), new Promise((resolve) => {
+				late = setTimeout(() => {
+					resolve(none);
+					abort.abort();
+				}, TIMEOUT);
+			})]);
+		} catch {
+			return none;
+		} finally {
+			clearTimeout(late);
+		}
+	};
 
-  /** @param {() => unknown} keep */
-  const attempt = async (keep) => {
-    try {
-      await keep();
-      return true;
-    } catch {
-      dispatch({ type: "backup", ok: false });
-      return false;
-    }
-  };
+	/** @param {() => unknown} keep */
+	const attempt = async (keep) => {
+		try {
+			await keep();
+			return true;
+		} catch {
+			dispatch({ type: "backup", ok: false });
+			return false;
+		}
+	};
 
-  const write = async () => {
-    while (slot !== undefined) {
-      const record = slot;
-      slot = undefined;
-      const ok = await attempt(async () => {
-        await (record ? storage.put(own, { ...record, updated: now() }) : storage.remove(own));
-        // What was taken over goes once it lies in our own slot.
-        for (let other; record && (other = retired.shift()); ) await storage.remove(other);
-      });
-      if (ok) dispatch({ type: "backup", ok });
-    }
-    writing = null;
-    settle();
-  };
+	const write = async () => {
+		while (slot !== undefined) {
+			const record = slot;
+			slot = undefined;
+			const ok = await attempt(async () => {
+				await (record ? storage.put(own, { ...record, updated: now() }) : storage.remove(own));
+				// It lies in our own slot now.
+				for (let other; record && (other = retired.shift()); ) await storage.remove(other);
+			});
+			if (ok) dispatch({ type: "backup", ok });
+		}
+		writing = null;
+		settle();
+	};
 
-  const list = async () => {
-    const drafts = [];
-    const malformed = [];
-    for (const [key, value] of await storage.list("durable/")) {
-      const { version, content, updated } = /** @type {any} */ (value ?? {});
-      const good = isVersion(version) && content !== undefined && typeof updated == "number";
-      if (key == own) continue;
-      if (good && updated < now() - MONTH) await storage.remove(key);
-      else if (key.startsWith(`${id}/`)) good ? drafts.push({ ...copy(value), id: key }) : malformed.push({ id: key });
-    }
-    drafts.sort((a, b) => b.updated - a.updated);
-    dispatch({ type: "drafts", drafts, malformed });
-  };
+	const list = async () => {
+		const drafts = [];
+		const malformed = [];
+		for (const [key, value] of await storage.list("durable/")) {
+			const { version, content, updated } = /** @type {any} */ (value ?? {});
+			const good = isVersion(version) && content !== undefined && typeof updated == "number";
+			if (key == own) continue;
+			if (good && updated < now() - MONTH) await storage.remove(key);
+			else if (key.startsWith(`${id}/`)) good ? drafts.push({ ...copy(value), id: key }) : malformed.push({ id: key });
+		}
+		drafts.sort((a, b) => b.updated - a.updated);
+		dispatch({ type: "drafts", drafts, malformed });
+	};
 
-  /** While the lock is ours we are the tab that writes. @param {LockOptions} how */
-  const hold = async (how) => {
-    let usable = true;
-    /** @type {(() => void) | undefined} */
-    let mine;
-    try {
-      await locks.request(id, how, (/** @type {Lock | null} */ lock) => {
-        if (!lock || signal.aborted) return;
-        dispatch({ type: "writer", on: true });
-        return new Promise((resolve) => (release = mine = () => resolve(0)));
-      });
-    } catch (error) {
-      // Anything but a steal: there are no locks here, and versions alone keep it safe.
-      usable = /** @type {Error} */ (error).name == "AbortError";
-    }
-    // A lock that this tab took from itself is still its own.
-    if (!mine || mine == release) dispatch({ type: "writer", on: !usable });
-    if (usable && !signal.aborted) hold({});
-  };
+	/** While the lock is ours we are the tab that writes. @param {LockOptions} how */
+	const hold = async (how) => {
+		let usable = true;
+		/** @type {(() => void) | undefined} */
+		let mine;
+		try {
+			await locks.request(id, how, (/** @type {Lock | null} */ lock) => {
+				if (!lock || signal.aborted) return;
+				dispatch({ type: "writer", on: true });
+				return new Promise((resolve) => (release = mine = () => resolve(0)));
+			});
+		} catch (error) {
+			// Anything but a steal: no locks here, and versions alone keep it safe.
+			usable = /** @type {Error} */ (error).name == "AbortError";
+		}
+		// A lock that this tab took from itself is still its own.
+		if (!mine || mine == release) dispatch({ type: "writer", on: !usable });
+		if (usable && !signal.aborted) hold({});
+	};
 
-  const tick = () => {
-    poll = setTimeout(() => {
-      if (!page?.document.hidden && !/blocked|gone/.test(state.error?.name ?? "")) dispatch({ type: "refresh" });
-      tick();
-    }, POLL);
-  };
+	const tick = () => {
+		poll = setTimeout(() => {
+			if (!page?.document.hidden && !/blocked|gone/.test(session.status.name)) dispatch({ type: "refresh" });
+			tick();
+		}, POLL);
+	};
 
-  const settle = () => {
-    const { pending, staged, sending, conflict } = state;
-    if (entry.opened < 1 && !(pending || staged || sending || conflict || writing)) entry.end();
-  };
+	const settle = () => {
+		const { pending, staged, sending, conflict } = state;
+		if (entry.opened < 1 && !(pending || staged || sending || conflict || writing)) entry.end();
+	};
 
-  /** @type {Omit<T.Session, keyof EventTarget>} */
-  const face = {
-    url: href,
-    get content() { return local(state); },
-    get version() { return state.version; },
-    get status() { return statusOf(state); },
-    get drafts() { return state.drafts; },
-    get malformed() { return state.malformed; },
-    get theirs() { return state.conflict ?? null; },
-    get canRebase() { return !!(state.conflict && options.merge && state.base !== undefined); },
-    edit: (content) => alter({ type: "edit", content: copy(content), saveId: uuid() }),
-    stage: (content) => alter({ type: "stage", content: content === undefined ? content : copy(content) }),
-    async flush() {
-      dispatch({ type: "flush" });
-      await idle();
-      return !!state.loaded && !state.pending;
-    },
-    reload: () => read("refresh"),
-    discard: async () => (await read("discard")) && !(state.pending || state.staged || state.conflict),
-    async rebase(merge = options.merge) {
-      if (!state.conflict || !merge || state.base === undefined) return false;
-      try {
-        const { status, data } = await request("");
-        const stored = storedOf(data);
-        const { generation, base } = state;
-        if (status > 299 || !isVersion(stored.version)) return false;
-        const content = copy(await merge(base, local(state), stored.content));
-        dispatch({ type: "rebased", stored, content, generation, saveId: uuid() });
-      } catch {
-        // The merge failed or refused: the user still sees the conflict.
-      }
-      await idle();
-      return !state.conflict;
-    },
-    recover({ id }) {
-      const { generation } = state;
-      dispatch({ type: "recover", id, saveId: uuid() });
-      return state.generation != generation;
-    },
-    dismiss(draft) {
-      if (draft.id != own && draft.id.startsWith(`${id}/`)) dispatch({ type: "dismiss", id: draft.id });
-    },
-    async takeOver() {
-      if (state.writer) return;
-      await new Promise((resolve) => {
-        released = () => resolve(0);
-        setTimeout(released, HANDOVER);
-        channel?.postMessage({ handover: true });
-      });
-      // Letting go may have given it to us, who waited for it.
-      if (!state.writer) hold({ steal: true });
-      await until(() => state.writer && !state.reading);
-    },
-    async close() {
-      entry.opened--;
-      const saved = await session.flush();
-      settle();
-      await writing;
-      return saved;
-    },
-  };
-  const session = /** @type {T.Session} */ (
-    Object.defineProperties(new EventTarget(), Object.getOwnPropertyDescriptors(face)));
-  const entry = {
-    session,
-    opened: 1,
-    async end() {
-      if (sessions.get(id) == entry) sessions.delete(id);
-      ending.abort();
-      clearTimeout(timer);
-      clearTimeout(poll);
-      release();
-      channel?.close();
-      wake();
-      await writing;
-    },
-  };
-  sessions.set(id, entry);
+	/** @type {Omit<T.DocumentSession, keyof EventTarget>} */
+	const face = {
+		url: href,
+		get content() { return local(state); },
+		get version() { return state.base.version; },
+		get status() { return statusOf(state); },
+		get drafts() { return state.drafts; },
+		get malformed() { return state.malformed; },
+		get theirs() { return state.conflict; },
+		get canRebase() { return !!(options.merge && state.conflict && state.base.content !== undefined); },
+		edit: (content) => alter({ type: "edit", content: copy(content), saveId: uuid() }),
+		stage: (content) => alter({ type: "stage", content: copy(content) }),
+		async flush() {
+			dispatch({ type: "flush" });
+			await idle();
+			return !!state.loaded && !state.pending;
+		},
+		reload: () => read("refresh"),
+		discard: async () => (await read("discard")) && !(state.pending || state.staged || state.conflict),
+		async rebase(merge = options.merge) {
+			if (!merge || !state.conflict || state.base.content === undefined) return false;
+			try {
+				const { status, data } = await request("");
+				const { generation, base } = state;
+				if (status > 299 || !isVersion(data?.version)) return false;
+				const content = copy(await merge(base.content, local(state), data.content));
+				if (content !== undefined) dispatch({ type: "rebased", stored: data, content, generation, saveId: uuid() });
+			} catch {
+				// It failed: the user still sees the conflict.
+			}
+			await idle();
+			return !state.conflict;
+		},
+		recover({ id }) {
+			const { generation } = state;
+			dispatch({ type: "recover", id, saveId: uuid() });
+			return state.generation != generation;
+		},
+		dismiss(draft) {
+			if (draft.id != own && draft.id.startsWith(`${id}/`)) dispatch({ type: "dismiss", id: draft.id });
+		},
+		async takeOver() {
+			if (state.writer) return;
+			await new Promise((resolve) => {
+				released = () => resolve(0);
+				setTimeout(released, HANDOVER);
+				channel?.postMessage({ handover: true });
+			});
+			// Letting go may have given it to us, who waited for it.
+			if (!state.writer) hold({ steal: true });
+			await until(() => state.writer && !state.reading);
+		},
+		async close() {
+			entry.opened--;
+			const saved = await session.flush();
+			settle();
+			await writing;
+			return saved;
+		},
+	};
+	const session = /** @type {T.DocumentSession} */ (
+		Object.defineProperties(new EventTarget(), Object.getOwnPropertyDescriptors(face)));
+	const entry = {
+		session,
+		opened: 1,
+		async end() {
+			if (sessions.get(id) == entry) sessions.delete(id);
+			ending.abort();
+			clearTimeout(timer);
+			clearTimeout(poll);
+			release();
+			channel?.close();
+			wake();
+			await writing;
+		},
+	};
+	sessions.set(id, entry);
 
-  /** @param {any} on @param {string} types @param {(event: Event) => void} heard */
-  const listen = (on, types, heard) => types.split(" ").forEach((type) => on?.addEventListener(type, heard, { signal }));
-  const look = () => void (page.document.hidden ? session.flush() : dispatch({ type: "wake" }));
-  listen(page?.document, "visibilitychange", look);
-  listen(page, "focus online", look);
-  listen(page, "pagehide", () => void session.flush());
-  listen(page, "beforeunload", (event) => {
-    const { name, detail: { unsaved, backupFailed } } = session.status;
-    if (unsaved && (backupFailed || name == "conflict" || name == "blocked")) event.preventDefault();
-  });
-  if (channel) channel.onmessage = async (/** @type {MessageEvent} */ { data: { saved, handover, released: free } }) => {
-    if (free) released();
-    else if (handover && state.writer) {
-      await session.flush();
-      release();
-      channel.postMessage({ released: true });
-    } else if (saved != state.version) dispatch({ type: "refresh" });
-  };
-  if (locks) hold({ ifAvailable: true });
-  dispatch({ type: "refresh" });
-  tick();
-  return session;
+	/** @param {any} on @param {string} types @param {(event: Event) => void} heard */
+	const listen = (on, types, heard) => types.split(" ").forEach((type) => on?.addEventListener(type, heard, { signal }));
+	const look = () => void (page.document.hidden ? session.flush() : dispatch({ type: "refresh", retry: true }));
+	listen(page?.document, "visibilitychange", look);
+	listen(page, "focus online", look);
+	listen(page, "pagehide", () => void session.flush());
+	listen(page, "beforeunload", (event) => {
+		const { name, detail } = session.status;
+		if (detail.unsaved && (detail.backupFailed || /blocked|conflict/.test(name))) event.preventDefault();
+	});
+	if (channel) channel.onmessage = async (/** @type {MessageEvent} */ { data: { saved, handover, released: free } }) => {
+		if (free) released();
+		else if (handover && state.writer) {
+			await session.flush();
+			release();
+			channel.postMessage({ released: true });
+		} else if (saved != state.base.version) dispatch({ type: "refresh" });
+	};
+	if (locks) hold({ ifAvailable: true });
+	dispatch({ type: "refresh" });
+	tick();
+	return session;
 }

@@ -7,7 +7,7 @@ export type Json = any;
  * A document in this page. Events: "status"; "remote": put `content` into the editor, for it was loaded, merged,
  * recovered or saved elsewhere; "conflict"; "saved".
  */
-export interface Session extends EventTarget {
+export interface DocumentSession extends EventTarget {
   readonly url: string;
   /** What the person sees, frozen: change a copy and hand it to `edit`. Undefined before the first load. */
   readonly content: Json;
@@ -19,7 +19,7 @@ export interface Session extends EventTarget {
   /** Slots that nobody can read; they can be dismissed. */
   readonly malformed: { id: string }[];
   /** In a conflict, what the server holds. */
-  readonly theirs: Stored | null;
+  readonly theirs?: Stored | null;
   readonly canRebase: boolean;
   /**
    * Save this content soon; a draft of it is written at once. False: ignored, for nothing was loaded yet.
@@ -63,14 +63,13 @@ export interface Status {
   detail: Partial<Omit<Failure, "name">> & {
     unsaved: boolean;
     saving: boolean;
-    conflict: boolean;
     /** The last write of a draft failed: nothing but this page holds what is unsaved. */
     backupFailed: boolean;
     /** How much unsaved work of other sessions is offered. */
     drafts: number;
     version: number;
-    savedBy?: string | null;
-    savedAt?: string | null;
+    saved_by?: string | null;
+    saved_at?: string | null;
   };
 }
 
@@ -100,8 +99,8 @@ export interface Failure {
 export interface Stored {
   version: number;
   content: Json;
-  savedBy?: string | null;
-  savedAt?: string | null;
+  saved_by?: string | null;
+  saved_at?: string | null;
 }
 
 /** A draft as it is stored: one slot per user, document and session. */
@@ -111,7 +110,8 @@ export interface Slot {
   /** What the server held at `version`, for a merge. */
   base?: Json;
   save_id?: string;
-  updated: number;
+  /** When it was written, in milliseconds. */
+  updated?: number;
 }
 
 /** Unsaved work that another session of this user left, or still has. */
@@ -172,11 +172,8 @@ export interface Reading {
 /** All that the reducer knows. */
 export interface State {
   loaded?: boolean;
-  /** The version that the local content is made from, and what the server held there: undefined if nobody knows. */
-  version: number;
-  base: Json;
-  savedBy?: string | null;
-  savedAt?: string | null;
+  /** What the local content is made from; its content is undefined where nobody knows it. */
+  base: Stored;
   pending?: Snapshot | null;
   staged?: { content: Json } | null;
   sending?: Snapshot | null;
@@ -215,7 +212,9 @@ export interface Answer {
 export type Happening =
   | { type: "edit"; content: Json; saveId: string }
   | { type: "stage"; content: Json }
-  | { type: "flush" | "wake" | Why }
+  | { type: "flush" }
+  /** `retry`: try at once what waits for its back-off. */
+  | { type: Why; retry?: boolean }
   | { type: "sent"; answer: Answer }
   | { type: "read"; reading: Reading; answer: Answer }
   | { type: "drafts"; drafts: Draft[]; malformed: { id: string }[] }
@@ -237,5 +236,5 @@ export type Effect =
   /** `known`: the version whose content is at hand. */
   | { do: "read"; reading: Reading; known?: number }
   /** Without `slot` our own is removed; `retire` goes once ours is written. */
-  | { do: "draft"; slot?: Omit<Slot, "updated"> | null; retire?: string }
+  | { do: "draft"; slot?: Slot | null; retire?: string }
   | { do: "emit"; type: "remote" | "conflict" | "saved"; detail: Stored };
