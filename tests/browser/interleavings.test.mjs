@@ -60,7 +60,7 @@ async function interleave(seed, trace) {
         assert.ok(staged[number] || written.includes(edit), "clean, and the last edit is not on the server");
     }
     if (status.detail.unsaved && !status.detail.backupFailed && !retired[number])
-      assert.ok(storage.contents().map(known).includes(known(session.content)), "unsaved, and no draft of it");
+      assert.ok([...storage.contents().map(known), ...written].includes(known(session.content)), "unsaved, and no draft of it");
   };
 
   for (let step = 0; step < STEPS; step++) {

@@ -556,6 +556,20 @@ test("where locks are refused, versions alone keep it safe", async () => {
   assert.equal(await session.flush(), true);
 });
 
+test("a slot that was written again since it was looked at is not dropped", async () => {
+  const { open, server, storage, timers, url } = world("v0");
+  const id = slotOf(url, "alive");
+  storage.slots.set(id, { version: 0, content: "same", updated: timers.now() });
+  server.write("same");
+  const { remove } = storage;
+  storage.remove = (...asked) => {
+    if (asked[0] == id) storage.slots.set(id, { version: 0, content: "typed on", updated: timers.now() + 1 });
+    remove.apply(storage, asked);
+  };
+  await open();
+  assert.deepEqual(storage.contents(), ["typed on"]);
+});
+
 test("drafts of 30 days ago are gone, whosever they are", async () => {
   const { open, storage, timers, url } = world();
   const day = 86_400_000;

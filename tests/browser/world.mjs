@@ -49,8 +49,8 @@ export class Storage {
     this.puts.push([id, structuredClone(slot)]);
     this.slots.set(id, structuredClone(slot));
   }
-  remove(id) {
-    this.slots.delete(id);
+  remove(id, updated) {
+    if (!updated || this.slots.get(id)?.updated == updated) this.slots.delete(id);
   }
   list(prefix) {
     return [...this.slots].filter(([id]) => id.startsWith(prefix));

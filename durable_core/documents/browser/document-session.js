@@ -188,11 +188,6 @@ export function reduce(s, e) {
 			s.malformed = e.malformed;
 			s.drafts = e.drafts.filter(({ content }) => !same(content, s.base.content));
 			break;
-		case "dismiss":
-			s.drafts = s.drafts.filter(({ id }) => id != e.id);
-			s.malformed = s.malformed.filter(({ id }) => id != e.id);
-			effects.push({ do: "remove", id: e.id });
-			break;
 		case "recover": {
 			const found = s.drafts.find(({ id }) => id == e.id);
 			if (!found || unsaved() || s.sending) break;
@@ -270,7 +265,7 @@ const parse = (text) => {
 /** @param {T.Json} value */
 const copy = (value) => parse(JSON.stringify(value));
 
-/** Insecure contexts lack `crypto.randomUUID`; a blob's address ends with one. */
+/** `crypto.randomUUID` is for secure contexts only. */
 const uuid = () => {
 	const url = URL.createObjectURL(new Blob());
 	URL.revokeObjectURL(url);
@@ -309,7 +304,14 @@ const inStore = async (act, otherwise) => {
 /** @type {T.DraftStorage} */
 const browserStorage = {
 	put: (id, slot) => inStore((store) => store.put(slot, id), () => localStorage.setItem(id, JSON.stringify(slot))),
-	remove: (id) => inStore((store) => store.delete(id), () => localStorage.removeItem(id)),
+	remove: (id, updated) => inStore(
+		(store) => {
+			const found = store.get(id);
+			found.onsuccess = () => {
+				if (!updated || found.result?.updated == updated) store.delete(id);
+			};
+		},
+		() => localStorage.removeItem(id)),
 	list: async (prefix) => {
 		const [ids, slots] = await inStore(
 			(store) => [store.getAllKeys(), store.getAll()],
@@ -328,7 +330,7 @@ const sessions = new Map();
 /** One session per user and address in a page, however often it is opened.
  * @param {string} url @param {T.Options} options */
 export function openDocument(url, options) {
-	if (!options?.user) throw new TypeError("a user is needed to keep drafts apart");
+	if (!options?.user) throw new TypeError("no user");
 	const href = new URL(url, globalThis.location?.href).href;
 	const id = slotId(options.user, href);
 	const found = sessions.get(id);
@@ -435,9 +437,6 @@ function start(href, id, options) {
 				if (effect.retire) retired.push(effect.retire);
 				writing ??= write();
 				break;
-			case "remove":
-				attempt(() => storage.remove(effect.id));
-				break;
 			case "list":
 				attempt(list);
 				break;
@@ -522,8 +521,11 @@ function start(href, id, options) {
 			const { version, content, updated } = /** @type {any} */ (value ?? {});
 			const good = isVersion(version) && content !== undefined && typeof updated == "number";
 			if (key == own) continue;
-			if (good && updated < now() - MONTH) await storage.remove(key);
-			else if (key.startsWith(`${id}/`)) good ? drafts.push({ ...copy(value), id: key }) : malformed.push({ id: key });
+			const here = key.startsWith(`${id}/`);
+			// Saved, by a tab that did not live to see it.
+			const saved = here && version < state.base.version && same(content, state.base.content);
+			if (good && (saved || updated < now() - MONTH)) await storage.remove(key, updated);
+			else if (here) good ? drafts.push({ ...copy(value), id: key }) : malformed.push({ id: key });
 		}
 		drafts.sort((a, b) => b.updated - a.updated);
 		dispatch({ type: "drafts", drafts, malformed });
@@ -600,7 +602,10 @@ function start(href, id, options) {
 			return state.generation != generation;
 		},
 		dismiss(draft) {
-			if (draft.id != own && draft.id.startsWith(`${id}/`)) dispatch({ type: "dismiss", id: draft.id });
+			if (draft.id != own && draft.id.startsWith(`${id}/`)) attempt(async () => {
+				await storage.remove(draft.id);
+				await list();
+			});
 		},
 		async takeOver() {
 			if (state.writer) return;

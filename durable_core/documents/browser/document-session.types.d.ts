@@ -143,7 +143,8 @@ export interface Options {
 
 export interface DraftStorage {
   put(id: string, slot: Slot): unknown;
-  remove(id: string): unknown;
+  /** With `updated`, only a slot that was written then: whoever wrote it may have gone on since. */
+  remove(id: string, updated?: number): unknown;
   list(prefix: string): [string, unknown][] | Promise<[string, unknown][]>;
 }
 
@@ -218,7 +219,6 @@ export type Happening =
   | { type: "sent"; answer: Answer }
   | { type: "read"; reading: Reading; answer: Answer }
   | { type: "drafts"; drafts: Draft[]; malformed: { id: string }[] }
-  | { type: "dismiss"; id: string }
   | { type: "recover"; id: string; saveId: string }
   | { type: "rebased"; stored: Stored; content: Json; generation: number; saveId: string }
   | { type: "writer"; on: boolean }
@@ -231,7 +231,6 @@ export type Effect =
   /** Without `ms` the timer stops. */
   | { do: "arm"; ms?: number }
   | { do: "list" }
-  | { do: "remove"; id: string }
   | { do: "send"; body: string }
   /** `known`: the version whose content is at hand. */
   | { do: "read"; reading: Reading; known?: number }
