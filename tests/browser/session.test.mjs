@@ -114,7 +114,7 @@ test("network errors are tried again, ever later, on the same base and with the 
   waits.forEach((wait, i) => assert.ok(wait >= 2 ** Math.min(i, 6) * 500 && wait <= 2 ** Math.min(i, 6) * 1000, `${waits}`));
   assert.equal(new Set(server.posts.map(({ body }) => JSON.stringify(body))).size, 1);
   server.faults = [];
-  await timers.advance(60_000);
+  await timers.advance(64_000);
   assert.equal(session.status.name, "clean");
 });
 
@@ -378,6 +378,20 @@ test("a draft without the content it was made from offers no rebase", async () =
   assert.equal(session.status.name, "conflict");
   assert.equal(session.canRebase, false);
   assert.equal(await session.rebase(), false);
+});
+
+test("a recovered draft goes only once it lies in the slot of the session that took it over", async () => {
+  const { open, storage, timers, url } = world("v0");
+  storage.slots.set(slotOf(url, "x"), { version: 0, content: "typed", updated: timers.now() });
+  const session = await open();
+  storage.full = true;
+  session.recover(session.drafts[0]);
+  await calm();
+  assert.deepEqual([...storage.slots.keys()], [slotOf(url, "x")]);
+  storage.full = false;
+  session.stage("typed on");
+  await calm();
+  assert.deepEqual(storage.contents(), ["typed on"]);
 });
 
 test("opened twice it is one session, until the last one closes; then a new one", async () => {
