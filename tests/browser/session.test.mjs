@@ -528,7 +528,9 @@ test("one tab writes; the other keeps what is typed to itself until it takes ove
   two.edit("two's");
   assert.equal(await two.flush(), true);
 
+  await calm();
   one.edit("typed all the same");
+  assert.equal(await one.flush(), false, "not this tab's turn");
   await timers.advance(20_000);
   assert.equal(server.current.content, "two's");
   assert.deepEqual(storage.contents(), ["typed all the same"]);
