@@ -127,7 +127,15 @@ def install_type_checker():
     npm = [node, os.path.join(package, modules, "npm", "bin", "npm-cli.js"), "--prefix", NODE_MODULES]
     # A home that cannot be written to has no place for a cache.
     cache = os.path.join(NODE_MODULES, "cache")
-    quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--fetch-retries=1", "--silent"]
+    quiet = [
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        "--no-update-notifier",
+        "--fetch-retries=1",
+        "--fetch-timeout=60000",
+        "--silent",
+    ]
     code = run([*npm, "ci", "--cache", cache, *quiet])
     shutil.rmtree(cache, ignore_errors=True)
     if code != 0:

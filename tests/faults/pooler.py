@@ -127,6 +127,7 @@ DIRECT = {
         "tests/core/test_sweeps.py::test_a_long_overdue_prune_commits_batch_by_batch_survives_a_kill",
         "tests/core/test_sweeps.py::test_a_batch_too_long_for_the_hosts_statement_timeout",
         "tests/core/test_prune.py::test_a_batch_too_long_for_the_hosts_statement_timeout",
+        "tests/core/test_documents_over_http.py::test_a_document_that_is_being_changed_is_waited_for_no_longer",
     ),
     "they know a session by the process number that its client was given, which is the pooler's": (
         "tests/core/test_stuck.py::test_a_holder_past_deadline_and_grace_is_ended",
