@@ -23,7 +23,11 @@ from tests.browser.board import NEVER, SAVES, Board, Server
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LARGE = "x" * 70_000
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine's PATH")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine's PATH"),
+    # One browser and one server for all of them.
+    pytest.mark.serial,
+]
 
 
 @pytest.fixture(scope="module")
