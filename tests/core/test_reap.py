@@ -405,6 +405,7 @@ def test_whoever_is_lost_is_found_by_the_rows_own_lease_whatever_else_is_deleted
         tables = set(tx.scalars(text("select tablename from pg_tables where schemaname = 'durable'")))
     work = {"deliveries", "operations", "plan_receipts", "plans"}
     work |= {"cases", "case_claims", "case_correlations", "case_events", "case_journal"}
+    work |= {"documents", "document_revisions"}
     assert tables - {"schema_version", "test_clock"} == {*work, "journal", "loops", "pauses", "schedules"}
     unheard_of = [make(state="processing", holder=Holder(owner=f"nobody-{n}", pid=n + 1)).id for n in range(3)]
     run_sweep(database, named("reap"), Bounds())
