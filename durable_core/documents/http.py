@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+from urllib.parse import quote
 
 from limits.storage import Storage
 from sqlalchemy.orm import Session
@@ -272,7 +273,10 @@ class DocumentsRouter(Router):
         headers = _headers(saved.version)
         if made == 201 and not saved.repeated:
             named = checked_id(request.path_params["document_id"])  # in its one spelling, whatever the address had
-            headers["Location"] = f"{request.scope.get('root_path', '')}/{named}/versions/{saved.version}"
+            # Encoded again: where it is mounted may hold what the client sent, and a header takes neither all letters
+            # nor a line's end. The save is committed by now, so no header may fail it.
+            mounted = quote(request.scope.get("root_path", ""), safe="/!$&'()*+,;=:@~", errors="replace")
+            headers["Location"] = f"{mounted}/{named}/versions/{saved.version}"
         return JSONResponse(told, 200 if saved.repeated else made, headers)
 
 

@@ -360,6 +360,19 @@ def test_content_that_does_not_fit_is_refused_with_the_place_and_without_the_val
     assert unchanged()
 
 
+@pytest.mark.parametrize("team", ["%C5%82%C3%B3d%C5%BA", "a%0D%0AX-Injected%3A%201", "a%20b", "a@b"])
+def test_a_save_is_answered_with_its_address_wherever_the_router_is_mounted(desk, other_engine, team):
+    made = desk.brief()
+    served = router(desk.briefs, sessionmaker(other_engine), user=by_header)
+    web = Web(Starlette(routes=[Mount("/{team}/briefs", served)]))
+    save = {"expected_version": 0, "content": {"title": "Q4"}}
+    answer = web.ask("POST", f"/{team}/briefs/{made.id}/versions", json=save)
+    assert answer.status_code == 201
+    # As it was sent, but for what need not be encoded.
+    assert answer.headers["location"] == f"/{team.replace('%3A', ':')}/briefs/{made.id}/versions/1"
+    assert web.ask("GET", answer.headers["location"]).json()["content"]["title"] == "Q4"
+
+
 def test_a_restored_version_comes_back_as_a_new_one(desk, web):
     made = desk.brief(saves=2)
     address = f"/briefs/{made.id}/restore"
