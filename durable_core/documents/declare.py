@@ -17,7 +17,7 @@ from durable_core.database.transactions import (
     carried,
     checked,
 )
-from durable_core.document_refusals import ContentTooLarge, InvalidContent
+from durable_core.document_refusals import ContentTooLarge, InvalidContent, UnknownRevision
 from durable_core.documents import read, save
 from durable_core.documents.read import Scope
 from durable_core.documents.rows import Document, Revision, Saved, Source
@@ -158,7 +158,8 @@ class Documents:
         """
         Save what the document was at `version`, as a new version made from `expected_version`; history only grows.
 
-        Refused as `save` is, InvalidContent included where the model has changed since, and with UnknownRevision.
+        Refused as `save` is, InvalidContent included where the model has changed since, and with UnknownRevision. Under
+        its `save_id` it may be repeated as a save may, also where it let go the version that it restored.
         """
         return carried(
             checked(tx), self._restored(document_id, version, expected_version, save_id, by, owner, why)
@@ -235,7 +236,15 @@ class Documents:
         owner: str | None, why: str | None,
     ) -> Steps[Saved]:  # fmt: skip
         # No lock is needed between the two: a version never changes, and the save is judged by itself.
-        found = yield from read.at_version(Scope(self.name, owner), document_id, version)
+        scope = Scope(self.name, owner)
+        try:
+            found = yield from read.at_version(scope, document_id, version)
+        except UnknownRevision:
+            # The oldest that is kept goes by its own restoring, and the repeat of that finds it no more.
+            done = yield from save.let_go(scope, self.keep, document_id, version, expected_version, save_id)
+            if done is None:
+                raise
+            return done
         return (
             yield from self._saved(document_id, found.content, expected_version, save_id, by, "user", owner, why)
         )  # fmt: skip

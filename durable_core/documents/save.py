@@ -56,6 +56,22 @@ def saved(
     raise refusal(row_id, expected, row["was"], row["saved_by"], row["was_saved_at"])
 
 
+def let_go(
+    scope: Scope, keep: int | None, document_id: str | UUID, version: int, expected_version: int,
+    save_id: str | UUID | None,
+) -> Steps[Saved | None]:  # fmt: skip
+    """The save under this id that restored the version, and let it go; None without one. Raises InvalidArguments."""
+    row_id, restored = checked_id(document_id), checked_version(scope.name, "version", version)
+    expected = checked_version(scope.name, "expected_version", expected_version)
+    if save_id is None or keep is None:
+        return None
+    rows = yield _statements.let_go, {
+        "id": row_id, "collection": scope.name, "owner": scope.parameters["owner"], "keep": keep, "restored": restored,
+        "expected": expected, "save_id": str(_uuid(scope.name, "save_id", save_id)),
+    }  # fmt: skip
+    return Saved(rows[0]["version"], True, rows[0]["saved_at"]) if rows else None
+
+
 def deleted(
     scope: Scope, keep: int | None, document_id: str | UUID, expected_version: int, by: str, why: str | None
 ) -> Steps[None]:  # fmt: skip

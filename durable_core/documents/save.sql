@@ -66,6 +66,18 @@ select l.version as was, l.saved_by, l.saved_at as was_saved_at, l.same_id,
 from locked l
 left join saved s on s.id = l.id
 
+-- name: let_go
+-- before: a version that is to be restored is not kept
+-- after:  nothing changed; a row back means that the current version was saved under this id, from the version expected,
+--         and that this save kept no revision as old as the one to be restored
+-- locks:  nothing
+select d.version, d.saved_at
+from durable.documents d
+where d.id = cast(:id as uuid) and d.collection = cast(:collection as text)
+  and (cast(:owner as text) is null or d.owner = cast(:owner as text)) and d.deleted_at is null
+  and d.save_id = cast(:save_id as uuid) and d.version - 1 = :expected
+  and :restored < d.version - cast(:keep as bigint)
+
 -- name: delete
 -- before: not deleted, and at the version that was looked at
 -- after:  deleted, for good; what it was is its last revision, and those beyond `keep` are gone

@@ -218,6 +218,30 @@ def test_a_restore_may_be_repeated_too(desk, engine):
         assert (done.version, done.repeated) == (2, repeated)
 
 
+@pytest.mark.parametrize("keep", [1, 3])
+def test_a_restore_may_be_repeated_where_it_let_go_the_version_that_it_restored(desk, engine, keep):
+    few = desk.collection("few", Brief, keep=keep)
+    made, save_id = desk.brief(saves=4, of=few), uuid4()
+    oldest = 4 - keep
+
+    def restored(version, save_id, expected=4, owner=None):
+        with engine.begin() as tx:
+            return few.restore(tx, made.id, version, expected_version=expected, by="dana", save_id=save_id, owner=owner)
+
+    for repeated in (False, True):
+        done = restored(oldest, save_id)
+        assert (done.version, done.repeated) == (5, repeated)
+    assert desk.raw(made.id).content["title"] == f"Q3 {oldest}"
+    assert oldest not in [version for version, _, _ in desk.revisions(made.id)]
+    # Under another id, from another version, or of a version that never was it is what it was before: unknown.
+    for version, id_, expected in ((oldest, None, 4), (oldest, uuid4(), 4), (oldest, save_id, 5), (9, save_id, 4)):
+        with pytest.raises(UnknownRevision):
+            restored(version, id_, expected)
+    with pytest.raises(UnknownDocument):
+        restored(oldest, save_id, owner="eve")
+    assert desk.raw(made.id).version == 5
+
+
 # --- history ---------------------------------------------------------------------------------------
 
 
