@@ -79,7 +79,7 @@ class Schema:
 
     def __init__(self, model: Any, what: str, *, loses_nothing: bool = False) -> None:
         self.model = model
-        self._extra: Literal["forbid"] | None = "forbid" if loses_nothing and not _keeps_extra(model) else None
+        self._extra: Literal["forbid"] | None = None
         self._adapter: pydantic.TypeAdapter[Any] | None = None
         if model is None:
             return
@@ -92,6 +92,8 @@ class Schema:
                 f"{what} is a pydantic model, or another type that pydantic can validate, all of it declared above; "
                 f"got {model!r}."
             ) from unfit
+        if loses_nothing:
+            self._extra = _forbidden(self.json_schema(), model, what)
         if _hides(self.json_schema()):
             raise DefinitionError(
                 f"{what} has a field of a secret type, such as SecretStr: it would be stored as stars, and the secret "
@@ -190,10 +192,35 @@ def _has(schema: object, mark: str) -> bool:
     return isinstance(schema, list) and any(_has(part, mark) for part in schema)
 
 
-def _keeps_extra(model: Any) -> bool:
-    """Whether a model says itself that it keeps what it has no field for."""
-    config: Any = getattr(model, "model_config", {})
-    return isinstance(config, dict) and config.get("extra") == "allow"
+def _forbidden(schema: object, model: Any, what: str) -> Literal["forbid"] | None:
+    """
+    "forbid", which rules all parts of a model, unless one keeps what it has no field for: then each says so itself.
+
+    Raises DefinitionError for one that does not, beside one that keeps such: what came there would be left out unsaid.
+    """
+    parts, config = list(_parts(schema)), getattr(model, "model_config", None)
+    keeps_itself = isinstance(config, dict) and config.get("extra") == "allow"  # where it has no JSON Schema
+    if not keeps_itself and not any(keeps for _, keeps in parts):
+        return "forbid"
+    if (silent := next((title for title, keeps in parts if keeps is None), None)) is not None:
+        raise DefinitionError(
+            f"{what} keeps what it has no field for, and {silent} in it would leave that out unsaid: give that "
+            'extra="allow" or extra="forbid" too.'
+        )
+    return None
+
+
+def _parts(schema: object) -> Iterator[tuple[str, bool | None]]:
+    """Each part with fields in a JSON Schema, and whether it keeps what it has no field for; None: it leaves it out."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "object" and isinstance(schema.get("properties"), dict):
+            more = schema.get("additionalProperties")
+            yield str(schema.get("title", "a part")), None if more is None else more is not False
+        for inner in schema.values():
+            yield from _parts(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from _parts(inner)
 
 
 def _ambiguous(annotation: Any, seen: set[int]) -> str | None:

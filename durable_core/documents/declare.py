@@ -41,8 +41,9 @@ class Documents:
     revisions, None keeps all of them.
 
     What is stored is what the model gives back, with its defaults; what it has no field for is refused, unless it keeps
-    such (`extra="allow"`). A document of another collection, of another `owner` where one is said, and a deleted one
-    are unknown alike. A plan's reviewed target may be `Target(name, document_id, version=...)`.
+    such (`extra="allow"`; then each model inside it says so, or `extra="forbid"`). A document of another collection, of
+    another `owner` where one is said, and a deleted one are unknown alike. A plan's reviewed target may be
+    `Target(name, document_id, version=...)`.
 
     Raises DefinitionError.
     """

@@ -394,6 +394,47 @@ def test_a_model_may_keep_what_it_has_no_field_for(desk, engine):
         assert open_.create(tx, {"title": "x", "more": 1}, owner="dana", by="dana").content == {"title": "x", "more": 1}
 
 
+class Silent(pydantic.BaseModel):
+    text: str
+
+
+class Open(pydantic.BaseModel, extra="allow"):
+    text: str
+
+
+class Closed(pydantic.BaseModel, extra="forbid"):
+    text: str
+
+
+@pytest.mark.parametrize("outer", ["allow", "forbid"])
+@pytest.mark.parametrize("inner", [Open, Closed, list[Open], dict[str, Open | None]])
+def test_each_part_of_a_model_keeps_what_it_has_no_field_for_or_refuses_it(desk, engine, outer, inner):
+    notes = desk.collection("notes", pydantic.create_model("Notes", __config__={"extra": outer}, part=(inner, ...)))
+
+    def create(part, **more):
+        in_ = {"part": [part]} if inner == list[Open] else {"part": {"a": part} if "dict" in str(inner) else part}
+        with engine.begin() as tx:
+            return notes.create(tx, {**in_, **more}, owner="dana", by="dana").content == {**in_, **more}
+
+    assert create({"text": "x"})
+    if inner is Closed:
+        with pytest.raises(InvalidContent, match="words"):
+            create({"text": "x", "words": "nobody knows"})
+    else:
+        assert create({"text": "x", "words": "nobody knows"})
+    if outer == "allow":
+        assert create({"text": "x"}, more=1)
+    else:
+        with pytest.raises(InvalidContent, match="more"):
+            create({"text": "x"}, more=1)
+
+
+@pytest.mark.parametrize("part", [Silent, list[Silent], Silent | None, dict[str, Silent], Open | Silent])
+def test_a_model_that_would_leave_out_a_part_of_what_it_was_given_is_a_definition_error(part):
+    with pytest.raises(DefinitionError, match="Silent in it would leave that out"):
+        Documents("notes", pydantic.create_model("Notes", __config__={"extra": "allow"}, part=(part, ...)))
+
+
 def test_content_has_a_largest_size(desk, engine):
     free = desk.collection("free")
     room = MOST_BYTES - len('{"a":""}')
