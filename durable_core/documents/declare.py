@@ -154,7 +154,8 @@ class Documents:
 
     def restore(
         self, tx: Transaction, document_id: str | UUID, version: int, *, expected_version: int,
-        save_id: str | UUID | None = None, by: str, owner: str | None = None, why: str | None = None,
+        save_id: str | UUID | None = None, by: str, source: Source = "user", owner: str | None = None,
+        why: str | None = None,
     ) -> Saved:  # fmt: skip
         """
         Save what the document was at `version`, as a new version made from `expected_version`; history only grows.
@@ -163,16 +164,17 @@ class Documents:
         its `save_id` it may be repeated as a save may, also where it let go the version that it restored.
         """
         return carried(
-            checked(tx), self._restored(document_id, version, expected_version, save_id, by, owner, why)
+            checked(tx), self._restored(document_id, version, expected_version, save_id, by, source, owner, why)
         )  # fmt: skip
 
     async def arestore(
         self, tx: AsyncTransaction, document_id: str | UUID, version: int, *, expected_version: int,
-        save_id: str | UUID | None = None, by: str, owner: str | None = None, why: str | None = None,
+        save_id: str | UUID | None = None, by: str, source: Source = "user", owner: str | None = None,
+        why: str | None = None,
     ) -> Saved:  # fmt: skip
         """As `restore`, in an async transaction."""
         return await acarried(
-            achecked(tx), self._restored(document_id, version, expected_version, save_id, by, owner, why)
+            achecked(tx), self._restored(document_id, version, expected_version, save_id, by, source, owner, why)
         )  # fmt: skip
 
     def delete(
@@ -234,7 +236,7 @@ class Documents:
 
     def _restored(
         self, document_id: str | UUID, version: int, expected_version: int, save_id: str | UUID | None, by: str,
-        owner: str | None, why: str | None,
+        source: Source, owner: str | None, why: str | None,
     ) -> Steps[Saved]:  # fmt: skip
         # No lock is needed between the two: a version never changes, and the save is judged by itself.
         scope = Scope(self.name, owner)
@@ -247,7 +249,7 @@ class Documents:
                 raise
             return done
         return (
-            yield from self._saved(document_id, found.content, expected_version, save_id, by, "user", owner, why)
+            yield from self._saved(document_id, found.content, expected_version, save_id, by, source, owner, why)
         )  # fmt: skip
 
     def _packed(self, content: object) -> str:

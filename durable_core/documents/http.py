@@ -233,7 +233,7 @@ class DocumentsRouter(Router):
         def restore(tx: Session, document_id: str) -> Saved:
             return self._documents.restore(
                 tx, document_id, change.wanted, expected_version=change.expected_version, save_id=change.save_id,
-                by=user.name, owner=user.owner,
+                by=user.name, source=user.source, owner=user.owner,
             )  # fmt: skip
 
         return self._answer(request, await self._changed(request, user, change, restore), 201)

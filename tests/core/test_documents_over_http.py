@@ -283,6 +283,17 @@ def test_anothers_a_deleted_and_an_unknown_document_are_answered_alike(desk, web
     assert unchanged()
 
 
+def test_what_a_program_restores_is_told_as_a_programs(desk, serve, engine):
+    made = desk.brief(saves=1)
+    web = serve(user=lambda request: User("bot", owner="dana", source="ai"))
+    answer = web.ask("POST", f"/briefs/{made.id}/restore", json={"version": 0, "expected_version": 1})
+    assert answer.status_code == 201
+    assert (desk.raw(made.id).saved_by, desk.raw(made.id).source) == ("bot", "ai")
+    with engine.begin() as tx:
+        desk.briefs.restore(tx, made.id, 1, expected_version=2, by="dana")
+    assert desk.raw(made.id).source == "user"
+
+
 def test_an_operator_who_may_see_all_sees_anothers(desk, serve):
     theirs = desk.brief(owner="eve")
     web = serve(user=lambda request: User("ops", owner=None, source="ai"))
