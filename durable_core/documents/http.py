@@ -31,6 +31,7 @@ from durable_core.documents.rows import Saved
 from durable_core.documents.transactions import Sessions, Transactions
 from durable_core.documents.wire import Change
 from durable_core.documents.writes import MOST_WRITES, Writes
+from durable_core.errors import DefinitionError
 
 MOST_BODY = MOST_BYTES + 4096
 """Content at its largest, and what stands around it."""
@@ -54,8 +55,8 @@ class User:
 
 
 Hook: TypeAlias = "Callable[[Request], User | str | Awaitable[User | str | None] | None]"
-"""Says who asks. Text is a user who sees their own documents alone; None is nobody, and 401. `HTTPException` of
-Starlette, so FastAPI's too, says any other no. A function that is not async runs in a thread."""
+"""Says who asks. Text is a user who sees their own documents alone; None, and empty text, is nobody, and 401.
+`HTTPException` of Starlette, so FastAPI's too, says any other no. A function that is not async runs in a thread."""
 
 Act: TypeAlias = "Callable[[Request, User], Awaitable[Response]]"
 
@@ -80,10 +81,10 @@ def router(
     refused but for `trusted_origins`, such as `https://app.example.com`; nothing here opens CORS. Bodies over
     `max_body` bytes, as they are sent, are refused before they are parsed.
 
-    Raises DefinitionError for `writes` that is no rate.
+    Raises DefinitionError for `writes` that is no rate, and for what is no origin.
     """
     counted = None if writes is None else Writes(documents.name, writes, storage)
-    trusted = frozenset(origin.lower().rstrip("/") for origin in trusted_origins)
+    trusted = wire.origins(documents.name, trusted_origins)
     return DocumentsRouter(documents, Door(user, counted, trusted, problem_types), Transactions(sessionmaker), max_body)
 
 
@@ -118,9 +119,14 @@ class Door:
             found = await run_in_threadpool(ask, request)
         if inspect.isawaitable(found):  # of an object that is called, too
             found = await found
-        if found is None:
+        if found is None or found == "":
             raise Problem("not-signed-in", "Sign in first. Nothing was written.")
-        return User(found, owner=found) if isinstance(found, str) else found
+        if isinstance(found, str):
+            return User(found, owner=found)
+        if not isinstance(found, User):
+            # An account of the host's may have an `owner` too, and None there would open every document to it.
+            raise DefinitionError(f"documents: the hook gives a User, text or None; got {type(found).__name__}.")
+        return found
 
 
 class Address:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from durable_core.arguments import INT64, Unfit, check, clean_text
 from durable_core.documents.problems import Problem
+from durable_core.errors import DefinitionError
 
 JSON = "application/json"
 
@@ -38,6 +39,21 @@ class Change:
 
 
 # --- where it comes from --------------------------------------------------------------------------
+
+
+def origins(collection: str, given: Iterable[str]) -> frozenset[str]:
+    """
+    Origins as browsers spell them. Raises DefinitionError for what is none.
+
+    A text is refused, for its letters are texts too, and so is `null`, which every sandboxed frame says of itself.
+    """
+    told = f"documents {collection!r}: trusted_origins is a list of origins, such as https://app.example.com; got"
+    if isinstance(given, str):
+        raise DefinitionError(f"{told} the text {given!r}.")
+    spelled = frozenset(origin.lower().rstrip("/") for origin in given)
+    if alien := [origin for origin in spelled if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin)]:
+        raise DefinitionError(f"{told} {min(alien)!r}.")
+    return spelled
 
 
 def refuse_cross_site(headers: Headers, trusted: Collection[str]) -> None:

@@ -19,6 +19,7 @@ from starlette.routing import Mount
 
 from durable_core.documents import MOST_BYTES, User, router, static, static_url
 from durable_core.documents.problems import KINDS
+from durable_core.errors import DefinitionError
 from tests.core.test_documents import everything
 
 JSON = {"content-type": "application/json"}
@@ -488,6 +489,32 @@ def test_the_hook_may_be_a_function_a_coroutine_or_an_object(desk, serve, kind):
     assert web.ask("GET", f"/briefs/{made.id}").status_code == 200
     problem(web.ask("GET", f"/briefs/{made.id}", who="eve"), 404, "not-found")
     problem(web.ask("GET", f"/briefs/{made.id}", who=None), 401, "not-signed-in")
+
+
+def test_no_text_is_nobody(desk, serve):
+    problem(serve(user=lambda request: "").ask("GET", f"/briefs/{desk.brief().id}"), 401, "not-signed-in")
+
+
+def test_what_the_hook_gives_is_a_user_and_nothing_that_looks_like_one(desk, serve, unchanged, caplog):
+    class Account:
+        name, owner, may_save, source = "eve", None, True, "user"
+
+    made = desk.brief()
+    assert unchanged()
+    for given in (Account(), False, 7, {"name": "eve"}):
+        web = serve(user=lambda request, given=given: given)
+        problem(web.ask("GET", f"/briefs/{made.id}"), 500, "internal")
+        problem(web.save(made.id, "Q4", 0), 500, "internal")
+    assert unchanged()
+    assert "DefinitionError: documents: the hook gives a User, text or None; got Account." in caplog.text
+
+
+@pytest.mark.parametrize(
+    "origins", ["https://app.example.com", ["null"], ["*"], ["https://app.example.com/notes"], [""]]
+)
+def test_what_is_no_list_of_origins_is_a_definition_error(desk, serve, origins):
+    with pytest.raises(DefinitionError, match="trusted_origins"):
+        serve(trusted_origins=origins)
 
 
 def test_the_hook_says_no_in_its_own_words(desk, serve):
