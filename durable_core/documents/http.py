@@ -213,7 +213,7 @@ class DocumentsRouter(Router):
         return JSONResponse({"versions": [_told(one.as_json(content=False)) for one in found]}, headers=COMMON)
 
     async def _revision(self, request: Request, user: User) -> Response:
-        version = wire.version_of(request.path_params["version"])
+        version = wire.number(request.path_params["version"])
         if version is None:
             raise Problem("version-not-found", "A version is a whole number from 0.")
         found = await self._transactions.run(
@@ -302,7 +302,7 @@ def _number(request: Request, name: str) -> int | None:
     given = request.query_params.get(name)
     if given is None:
         return None
-    number = wire.version_of(given)
+    number = wire.number(given)
     if number is None:
         raise Problem("malformed", f"{name} is a whole number.")
     return number

@@ -184,6 +184,11 @@ def version_of(tag: str) -> int | None:
     return int(found[1]) if found and int(found[1]) in INT64 else None
 
 
+def number(text: str) -> int | None:
+    """The number in an address, spelled in the one way; None for what is none. No proxy puts its mark there."""
+    return version_of(text) if text.isdecimal() else None
+
+
 def unchanged(headers: Headers, version: int) -> bool:
     """Whether the reader has this version already, by its If-None-Match."""
     known = tags(headers.getlist("if-none-match"))

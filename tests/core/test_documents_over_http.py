@@ -169,6 +169,15 @@ def test_the_history_is_read_newest_first_and_page_by_page(desk, web):
         problem(web.ask("GET", f"{path}?{bad}"), 400, "malformed")
 
 
+@pytest.mark.parametrize("spelled", ["1-gzip", "1;br", "01", "+1", "1.0", "\u0661", "", "9223372036854775808"])
+def test_a_number_in_an_address_is_spelled_in_one_way(desk, web, spelled):
+    made = desk.brief(saves=2)
+    if spelled:
+        problem(web.ask("GET", f"/briefs/{made.id}/versions/{spelled}"), 404, "version-not-found")
+    for name in ("limit", "before"):
+        problem(web.ask("GET", f"/briefs/{made.id}/versions", params={name: spelled}), 400, "malformed")
+
+
 def test_one_version_is_read_the_current_one_too(desk, web):
     made = desk.brief(saves=1)
     first = web.ask("GET", f"/briefs/{made.id}/versions/0")
