@@ -45,13 +45,23 @@ class User:
     Who asks, and what they may: the answer of the hook.
 
     `name` stands in the history and is what writes are counted by. `owner`: only documents of this owner exist for
-    them; None: every document of the collection. `source="ai"` for a program that writes in a person's name.
+    them; `sees_all=True` instead of it: every document of the collection. `source="ai"` for a program that writes in a
+    person's name. Raises DefinitionError for neither or both: an account of the host's whose team is missing is
+    nobody's operator.
     """
 
     name: str
-    owner: str | None
+    owner: str | None = None
     may_save: bool = True
     source: Literal["user", "ai"] = "user"
+    sees_all: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sees_all is not (self.owner is None):
+            raise DefinitionError(
+                f"documents: a User has an owner, or sees_all=True; got owner={self.owner!r} and "
+                f"sees_all={self.sees_all!r}."
+            )
 
 
 Hook: TypeAlias = "Callable[[Request], User | str | Awaitable[User | str | None] | None]"

@@ -242,10 +242,11 @@ def asked_to_replace(headers: Headers, body: dict[str, Any]) -> Change:
     """
     A new version by PUT: the body is the content, and If-Match names the version.
 
-    A body with `expected_version` is read as `asked_to_save` does, so content with a field of that name needs that
-    form. Raises Problem.
+    A body with `expected_version`, or with `content` and `save_id` and no Idempotency-Key beside it, is read as
+    `asked_to_save` does, so content with fields of those names needs that form. Raises Problem.
     """
-    if "expected_version" in body:
+    formed = {"content", "save_id"} <= set(body) and "idempotency-key" not in headers
+    if "expected_version" in body or formed:
         return asked_to_save(headers, body)
     version, by_header = _version(headers, body)
     return Change(version, _save_id(headers, {}), body, by_header)

@@ -306,11 +306,29 @@ def test_what_a_program_restores_is_told_as_a_programs(desk, serve, engine):
 
 def test_an_operator_who_may_see_all_sees_anothers(desk, serve):
     theirs = desk.brief(owner="eve")
-    web = serve(user=lambda request: User("ops", owner=None, source="ai"))
+    web = serve(user=lambda request: User("ops", sees_all=True, source="ai"))
     assert web.ask("GET", f"/briefs/{theirs.id}").status_code == 200
     assert web.save(theirs.id, "Q4", 0).status_code == 201
     saved = desk.raw(theirs.id)
     assert (saved.saved_by, saved.source, saved.owner) == ("ops", "ai", "eve")
+
+
+@pytest.mark.parametrize("unclear", [{}, {"owner": None}, {"owner": "eve", "sees_all": True}, {"sees_all": False}])
+def test_who_has_no_owner_sees_everything_only_where_it_is_said(desk, serve, unclear):
+    theirs = desk.brief(owner="eve")
+    with pytest.raises(DefinitionError, match="a User has an owner, or sees_all=True"):
+        User("dana", **unclear)
+    web = serve(user=lambda request: User("dana", **unclear))
+    assert web.ask("GET", f"/briefs/{theirs.id}").status_code == 500
+
+
+def test_a_put_of_the_bodys_form_may_name_its_version_in_the_header(desk, serve):
+    made, save_id = desk.brief(), str(uuid4())
+    body = {"content": {"title": "Q4"}, "save_id": save_id}
+    web = serve()
+    answers = [web.ask("PUT", f"/briefs/{made.id}", json=body, headers={"if-match": '"0"'}) for _ in range(2)]
+    assert [answer.json()["repeated"] for answer in answers] == [False, True]
+    assert (desk.raw(made.id).content["title"], desk.raw(made.id).version) == ("Q4", 1)
 
 
 @pytest.mark.spec("documents", 25)
