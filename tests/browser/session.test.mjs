@@ -394,6 +394,28 @@ test("a recovered draft goes only once it lies in the slot of the session that t
   assert.deepEqual(storage.contents(), ["typed on"]);
 });
 
+test("a draft that its tab went on writing since it was listed outlives its recovery and its dismissal", async () => {
+  const { open, storage, timers } = world("v0");
+  const [alive, other] = [await open(), await open({ tab: 1 })];
+  alive.edit("he");
+  await calm();
+  await other.reload();
+  const [listed] = other.drafts;
+  timers.time += 10;
+  alive.edit("hello");
+  await calm();
+
+  other.dismiss(listed);
+  await calm();
+  assert.deepEqual(storage.contents(), ["hello"]);
+  timers.time += 10;
+  alive.edit("hello there");
+  await calm();
+  assert.equal(other.recover(other.drafts[0]), true);
+  await calm();
+  assert.deepEqual(storage.contents().sort(), ["hello", "hello there"]);
+});
+
 test("opened twice it is one session, until the last one closes; then a new one", async () => {
   const { open, server } = world();
   const one = await open();
@@ -660,6 +682,8 @@ test("without IndexedDB drafts lie in localStorage, written before edit returns"
     const session = await open({ tab: 1, storage: undefined });
     assert.deepEqual(session.drafts.map(({ content }) => content), ["typed"]);
     assert.equal(session.malformed.length, 1);
+    session.dismiss({ ...session.drafts[0], updated: 1 });
+    assert.equal(values.size, 2);
     const { clearDrafts } = await tab();
     await clearDrafts("dana");
     assert.equal(values.size, 0);

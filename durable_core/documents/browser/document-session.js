@@ -34,7 +34,7 @@ export function reduce(s, e) {
 	const effects = [];
 	s = { ...s };
 	const unsaved = () => s.pending || s.staged;
-	/** @param {string} [retire] */
+	/** @param {T.Draft} [retire] */
 	const draft = (retire) => {
 		const { base: { version, content: base }, pending, staged } = s;
 		const slot = unsaved() && { version, base, content: local(s), save_id: staged ? undefined : pending?.saveId };
@@ -199,7 +199,7 @@ export function reduce(s, e) {
 				s.base = { version, content: base };
 			}
 			pend(save_id || e.saveId, content);
-			draft(e.id);
+			draft(found);
 			remote();
 			schedule();
 			break;
@@ -227,7 +227,6 @@ export function reduce(s, e) {
 /** @param {T.State} s @returns {T.Status} */
 export function statusOf(s) {
 	const unsaved = !!(s.pending || s.staged);
-	/** @type {T.StatusName} */
 	const name = s.conflict ? "conflict" : s.error ? s.error.name : !s.loaded ? "unloaded"
 		: s.writer === false ? "readonly_tab" : s.sending ? "saving" : unsaved ? "dirty" : "clean";
 	const { saved_by, saved_at, version } = s.conflict ?? s.base;
@@ -311,7 +310,7 @@ const browserStorage = {
 				if (!updated || found.result?.updated == updated) store.delete(id);
 			};
 		},
-		() => localStorage.removeItem(id)),
+		() => (!updated || parse(localStorage[id])?.updated == updated) && localStorage.removeItem(id)),
 	list: async (prefix) => {
 		const [ids, slots] = await inStore(
 			(store) => [store.getAllKeys(), store.getAll()],
@@ -365,7 +364,7 @@ function start(href, id, options) {
 	const waiting = [];
 	/** @type {T.Slot | null | undefined} */
 	let slot;
-	/** @type {string[]} */
+	/** @type {T.Draft[]} */
 	const retired = [];
 	/** @type {Promise<void> | null} */
 	let writing = null;
@@ -505,8 +504,7 @@ function start(href, id, options) {
 			slot = undefined;
 			const ok = await attempt(async () => {
 				await (record ? storage.put(own, { ...record, updated: now() }) : storage.remove(own));
-				// It lies in our own slot now.
-				for (let other; record && (other = retired.shift()); ) await storage.remove(other);
+				for (let other; record && (other = retired.shift()); ) await storage.remove(other.id, other.updated);
 			});
 			if (ok) dispatch({ type: "backup", ok });
 		}
@@ -603,7 +601,7 @@ function start(href, id, options) {
 		},
 		dismiss(draft) {
 			if (draft.id != own && draft.id.startsWith(`${id}/`)) attempt(async () => {
-				await storage.remove(draft.id);
+				await storage.remove(draft.id, draft.updated);
 				await list();
 			});
 		},

@@ -48,8 +48,8 @@ export interface DocumentSession extends EventTarget {
    * newest. False, and nothing done, unless clean.
    */
   recover(draft: { id: string }): boolean;
-  /** Remove another session's draft; the own one stays, even if asked. */
-  dismiss(draft: { id: string }): void;
+  /** Remove another session's draft, unless it was written again since; the own one stays, even if asked. */
+  dismiss(draft: { id: string; updated?: number }): void;
   /** Write in this tab: the other one saves first, for five seconds at most, and then gives way. */
   takeOver(): Promise<void>;
   /** Save and let go. False: work is left; the session lives on, and opening the document again finds it. */
@@ -234,6 +234,6 @@ export type Effect =
   | { do: "send"; body: string }
   /** `known`: the version whose content is at hand. */
   | { do: "read"; reading: Reading; known?: number }
-  /** Without `slot` our own is removed; `retire` goes once ours is written. */
-  | { do: "draft"; slot?: Slot | null; retire?: string }
+  /** Without `slot` our own is removed; `retire` goes once ours is written, if it is still as it was found. */
+  | { do: "draft"; slot?: Slot | null; retire?: Draft }
   | { do: "emit"; type: "remote" | "conflict" | "saved"; detail: Stored };
