@@ -86,6 +86,21 @@ for (const [status, header, ms] of [[429, "7", 7000], [503, "3", 3000], [429, un
   });
 }
 
+test("the wait that the server asked for ends with its timer, though the clock was set back meanwhile", async () => {
+  for (const back of [1, 900_000]) {
+    const { open, server, timers } = world();
+    const { setTimeout, clearTimeout } = timers;
+    let behind = 0;
+    const session = await open({ timers: { setTimeout, clearTimeout, now: () => timers.now() - behind } });
+    server.faults = [problem(503, {}, { "Retry-After": "3" })];
+    session.edit("mine");
+    await session.flush();
+    behind = back;
+    await timers.advance(3000);
+    assert.equal(server.current.content, "mine");
+  }
+});
+
 test("a Retry-After that is no number is the usual back-off, and none is longer than an hour", async () => {
   for (const [value, least, most] of [["Wed, 21 Oct 2015 07:28:00 GMT", 500, 1000], ["1e9", 3_600_000, 3_600_000]]) {
     const { open, server, timers } = world();

@@ -123,6 +123,7 @@ export function reduce(s, e) {
 			draft();
 			break;
 		case "flush":
+			if (e.due) s.until = 0;
 			if (s.loaded) send();
 			else read("refresh");
 			break;
@@ -320,7 +321,7 @@ const browserStorage = {
 	},
 };
 
-/** Bytes on their way that outlive the page; browsers allow 64 KiB in all. */
+/** Bytes on their way that outlive the page, of 64 KiB in all. */
 let kept = 0;
 
 /** @type {Map<string, {session: T.DocumentSession, opened: number, end(): Promise<unknown>}>} */
@@ -381,7 +382,7 @@ function start(href, id, options) {
 		const [next, effects] = reduce(state, { ...event, now: now(), jitter: Math.random() });
 		state = next;
 		todo.push(...effects);
-		// A listener may edit: what that asks for comes after what is still to do.
+		// A listener may edit: that comes after what is still to do.
 		if (running) return;
 		running = true;
 		for (let effect; (effect = todo.shift()); ) act(effect);
@@ -422,7 +423,7 @@ function start(href, id, options) {
 		switch (effect.do) {
 			case "arm":
 				clearTimeout(timer);
-				if (effect.ms !== undefined) timer = setTimeout(() => dispatch({ type: "flush" }), effect.ms);
+				if (effect.ms !== undefined) timer = setTimeout(() => dispatch({ type: "flush", due: true }), effect.ms);
 				break;
 			case "send":
 				send(effect.body);

@@ -213,7 +213,8 @@ export interface Answer {
 export type Happening =
   | { type: "edit"; content: Json; saveId: string }
   | { type: "stage"; content: Json }
-  | { type: "flush" }
+  /** `due`: the timer ran out. A clock that was set back, or that a browser rounds, does not say so. */
+  | { type: "flush"; due?: boolean }
   /** `retry`: try at once what waits for its back-off. */
   | { type: Why; retry?: boolean }
   | { type: "sent"; answer: Answer }
