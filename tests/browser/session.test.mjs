@@ -49,6 +49,20 @@ test("after a refusal the next edit is sent, but not into a deleted document", a
   assert.equal(server.posts.length, 3);
 });
 
+test("what was typed while the document seemed gone is saved once it is there again", async () => {
+  const { open, server, timers } = world();
+  const session = await open();
+  server.gone = true;
+  await session.reload();
+  session.edit("mine");
+  await timers.advance(20_000);
+  assert.deepEqual([session.status.name, server.posts.length], ["gone", 0]);
+  server.gone = false;
+  await session.reload();
+  await timers.advance(1500);
+  assert.equal(server.current.content, "mine");
+});
+
 test("an edit made while a refused save was on its way is sent by its own debounce", async () => {
   const { open, server, timers } = world();
   const session = await open();
@@ -505,6 +519,17 @@ test("leaving asks only where no copy is kept, or the user has to decide", async
   storage.full = false;
   server.write("theirs");
   await session.flush();
+  assert.equal(page.asks(), true);
+});
+
+test("leaving asks before the text of a deleted document goes: no later session can offer its draft", async () => {
+  const page = new Page();
+  const { open, server } = world();
+  const session = await open({ page });
+  server.gone = true;
+  session.edit("mine");
+  await session.flush();
+  assert.equal(session.status.name, "gone");
   assert.equal(page.asks(), true);
 });
 

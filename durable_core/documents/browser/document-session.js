@@ -168,7 +168,10 @@ export function reduce(s, e) {
 			if (!good) {
 				if (s.error?.of != "save") fail("read", e.answer);
 			} else if (!raced) {
-				if (s.error?.of == "read") s.error = null;
+				if (s.error?.of == "read") {
+					s.error = null;
+					schedule();
+				}
 				if (discard || !unsaved()) {
 					const known = s.loaded && !discard && from.version == s.base.version;
 					adopt(from);
@@ -613,7 +616,7 @@ function start(href, id, options) {
 				setTimeout(released, HANDOVER);
 				channel?.postMessage({ handover: true });
 			});
-			// Letting go may have given it to us, who waited for it.
+			// It may be ours by now.
 			if (!state.writer) hold({ steal: true });
 			await until(() => state.writer && !state.reading);
 		},
@@ -651,7 +654,7 @@ function start(href, id, options) {
 	listen(page, "pagehide", () => void session.flush());
 	listen(page, "beforeunload", (event) => {
 		const { name, detail } = session.status;
-		if (detail.unsaved && (detail.backupFailed || /blocked|conflict/.test(name))) event.preventDefault();
+		if (detail.unsaved && (detail.backupFailed || /blocked|conflict|gone/.test(name))) event.preventDefault();
 	});
 	if (channel) channel.onmessage = async (/** @type {MessageEvent} */ { data: { saved, handover, released: free } }) => {
 		if (free) released();
