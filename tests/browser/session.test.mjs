@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { calm, Channels, heard, json, Locks, Page, problem, Storage, tab, world } from "./world.mjs";
+import { calm, Channels, Databases, heard, json, Locks, Page, problem, Storage, tab, world } from "./world.mjs";
 
 const slotOf = (url, name, user = "dana") => ["durable", user, url, name].map(encodeURIComponent).join("/");
 
@@ -729,6 +729,55 @@ test("without IndexedDB drafts lie in localStorage, written before edit returns"
     assert.equal(values.size, 0);
   } finally {
     delete globalThis.localStorage;
+  }
+});
+
+test("drafts lie in IndexedDB; where it does not open that is said, and the next edit tries again", async () => {
+  const { open } = world();
+  const databases = (globalThis.indexedDB = new Databases());
+  const values = (globalThis.localStorage = { setItem: (id, text) => (values[id] = text) });
+  try {
+    databases.failing = true;
+    const session = await open({ storage: undefined, tab: 3 });
+    session.edit("one");
+    await calm();
+    assert.equal(session.status.detail.backupFailed, true);
+    assert.deepEqual(Object.keys(values), ["setItem"], "no copy where no later page and no signing out looks");
+
+    databases.failing = false;
+    session.edit("two");
+    await calm();
+    assert.equal(session.status.detail.backupFailed, false);
+    assert.deepEqual([...databases.values.values()].map(({ content }) => content), ["two"]);
+    const later = await open({ storage: undefined, tab: 1 });
+    await calm();
+    assert.deepEqual(later.drafts.map(({ content }) => content), ["two"]);
+    const { clearDrafts } = await tab(1);
+    await clearDrafts("dana");
+    assert.equal(databases.values.size, 0);
+  } finally {
+    delete globalThis.localStorage;
+    delete globalThis.indexedDB;
+  }
+});
+
+test("a page that deletes all databases blocks no draft: not its own wait for ours, nor ours for it", async () => {
+  const { open } = world();
+  const databases = (globalThis.indexedDB = new Databases());
+  try {
+    const session = await open({ storage: undefined, tab: 4 });
+    session.edit("one");
+    await calm();
+    databases.deleteDatabase();
+    await calm();
+    assert.equal(databases.values.size, 0);
+    session.edit("two");
+    const later = await open({ storage: undefined, tab: 2 });
+    later.edit("three");
+    await calm();
+    assert.deepEqual([...databases.values.values()].map(({ content }) => content).sort(), ["three", "two"]);
+  } finally {
+    delete globalThis.indexedDB;
   }
 });
 

@@ -211,6 +211,54 @@ export class Page extends EventTarget {
   }
 }
 
+/** IndexedDB, as far as one store of one database goes. What deletes it waits until no connection is left. */
+export class Databases {
+  values = new Map();
+  failing = false;
+  #connections = new Set();
+  #blocked = [];
+  open() {
+    const request = {};
+    const answer = () => {
+      if (this.failing) return request.onerror?.();
+      const db = { transaction: () => this.#transaction(), createObjectStore() {}, close: () => this.#close(db) };
+      this.#connections.add((request.result = db));
+      request.onupgradeneeded?.();
+      request.onsuccess?.();
+    };
+    setImmediate(() => (this.#blocked.length ? this.#blocked.push(answer) : answer()));
+    return request;
+  }
+  deleteDatabase() {
+    this.#blocked.push(() => this.values.clear());
+    for (const db of this.#connections) db.onversionchange?.();
+    this.#close();
+  }
+  #close(db) {
+    this.#connections.delete(db);
+    if (!this.#connections.size) this.#blocked.splice(0).forEach((act) => act());
+  }
+  #transaction() {
+    const transaction = { objectStore: () => ({
+      put: (value, id) => void this.values.set(id, structuredClone(value)),
+      delete: (id) => void this.values.delete(id),
+      get: (id) => ask(() => this.values.get(id)),
+      getAll: () => ask(() => [...this.values.values()]),
+      getAllKeys: () => ask(() => [...this.values.keys()]),
+    }) };
+    const ask = (read) => {
+      const request = {};
+      setImmediate(() => {
+        request.result = structuredClone(read());
+        request.onsuccess?.();
+      });
+      return request;
+    };
+    setImmediate(() => setImmediate(() => transaction.oncomplete()));
+    return transaction;
+  }
+}
+
 let documents = 0;
 
 /** A world with one server and one browser; `open()` opens the document in a tab of it, and has it loaded. */

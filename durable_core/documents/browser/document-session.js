@@ -1,6 +1,6 @@
 /**
  * A versioned document in a page, where nothing typed is lost: a pure reducer decides, a session acts.
- * What each method promises stands in document-session.types.d.ts.
+ * Promises: document-session.types.d.ts.
  *
  * @import * as T from "./document-session.types.js"
  */
@@ -95,7 +95,7 @@ export function reduce(s, e) {
 	/** @param {"read" | "save"} of @param {T.Answer} answer */
 	const fail = (of, { status, data, offline, wait }) => {
 		const slow = status == 429 || status == 503;
-		// No answer, or one of something in between.
+		// No answer, or a proxy's.
 		const lost = status < 400 || status == 502 || status == 504;
 		/** @type {T.Failure} */
 		const error = { of, status, reason: data?.reason, detail: data?.detail ?? data?.title,
@@ -278,24 +278,29 @@ const uuid = () => {
 /** @param {string[]} parts */
 const slotId = (...parts) => ["durable", ...parts].map(encodeURIComponent).join("/");
 
-/** @type {Promise<IDBDatabase | null> | null} */
+/** @type {Promise<IDBDatabase> | null} */
 let opened = null;
 const database = () =>
-	(opened ??= new Promise((resolve) => {
+	(opened ??= new Promise((resolve, reject) => {
 		const request = indexedDB.open("durable", 1);
 		request.onupgradeneeded = () => request.result.createObjectStore("drafts");
-		request.onerror = () => resolve(null);
+		const closed = (request.onerror = () => reject((opened = null)));
 		request.onsuccess = () => {
-			request.result.onclose = () => (opened = null);
-			resolve(request.result);
+			const db = request.result;
+			// A deletion waits for us, and later pages for it.
+			db.onclose = db.onversionchange = () => {
+				db.close();
+				closed();
+			};
+			resolve(db);
 		};
 	}));
 
 /** Without IndexedDB nothing is awaited: the slot is there when `edit` returns.
  * @param {(store: IDBObjectStore) => any} act @param {() => any} otherwise */
 const inStore = async (act, otherwise) => {
-	const db = globalThis.indexedDB && (await database());
-	if (!db) return otherwise();
+	if (!globalThis.indexedDB) return otherwise();
+	const db = await database();
 	return new Promise((resolve, reject) => {
 		const transaction = db.transaction("drafts", "readwrite", { durability: "strict" });
 		const result = act(transaction.objectStore("drafts"));
@@ -548,7 +553,7 @@ function start(href, id, options) {
 			// Anything but a steal: no locks here, and versions alone keep it safe.
 			usable = /** @type {Error} */ (error).name == "AbortError";
 		}
-		// A lock that this tab took from itself is still its own.
+		// A lock that we took from ourselves is still ours.
 		if (!mine || mine == release) dispatch({ type: "writer", on: !usable });
 		if (usable && !signal.aborted) hold({});
 	};
