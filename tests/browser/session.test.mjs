@@ -244,6 +244,17 @@ test("a listener that edits loses neither its edit nor the draft of it", async (
   assert.equal(storage.slots.size, 0);
 });
 
+test("a status listener that edits lets no other listener see an older status last", async () => {
+  const { open } = world();
+  const session = await open();
+  const seen = [];
+  session.edit("one");
+  session.addEventListener("status", ({ detail: { name } }) => name == "clean" && session.edit("from the listener"));
+  session.addEventListener("status", ({ detail: { name } }) => seen.push(name));
+  await session.flush();
+  assert.deepEqual([seen.at(-1), session.status.name], ["dirty", "dirty"]);
+});
+
 test("a refresh takes over what others saved, tells so, and asks with the version it knows", async () => {
   const { open, server } = world("v0");
   const session = await open();

@@ -163,7 +163,7 @@ export function reduce(s, e) {
 			const from = status == 304 ? s.base : data;
 			const good = status == 304 || (status < 300 && isVersion(data?.version));
 			const raced = reading.generation != s.generation;
-			// It comes to nothing, and had stopped the timer.
+			// It had stopped the timer.
 			if (discard && (raced || !good)) s.error ? s.error.retryAt && arm(s.error.retryAt) : schedule();
 			if (!good) {
 				if (s.error?.of != "save") fail("read", e.answer);
@@ -393,16 +393,18 @@ function start(href, id, options) {
 		// A listener may edit: that comes after what is still to do.
 		if (running) return;
 		running = true;
-		for (let effect; (effect = todo.shift()); ) act(effect);
+		do for (let effect; (effect = todo.shift()); ) act(effect);
+		while (tell());
 		running = false;
-		const { status } = session;
-		const text = JSON.stringify(status);
-		if (text != shown) {
-			shown = text;
-			emit("status", status);
-		}
 		wake();
 		settle();
+	};
+	const tell = () => {
+		const { status } = session;
+		const text = JSON.stringify(status);
+		if (text == shown) return;
+		shown = text;
+		return emit("status", status);
 	};
 	const wake = () => waiting.splice(0).forEach((resolve) => resolve(0));
 	/** @param {() => unknown} test */
@@ -550,7 +552,7 @@ function start(href, id, options) {
 				return new Promise((resolve) => (release = mine = () => resolve(0)));
 			});
 		} catch (error) {
-			// Anything but a steal: no locks here, and versions alone keep it safe.
+			// No steal, so no locks: versions alone keep it safe.
 			usable = /** @type {Error} */ (error).name == "AbortError";
 		}
 		// A lock that we took from ourselves is still ours.
