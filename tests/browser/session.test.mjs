@@ -610,6 +610,22 @@ test("one tab writes; the other keeps what is typed to itself until it takes ove
   assert.equal(one.status.detail.unsaved, true);
 });
 
+test("a tab that could not save and was taken over says so, and saves once it writes again", async () => {
+  const { open, server, timers, channels } = world("v0");
+  const shared = { channel: channels.open, locks: new Locks() };
+  const [one, two] = [await open(shared), await open({ tab: 1, ...shared })];
+  one.edit("mine");
+  server.faults = ["down", "down"];
+  await one.flush();
+  assert.equal(one.status.name, "retrying");
+  await two.takeOver();
+  await calm();
+  assert.deepEqual([one.status.name, one.status.detail.unsaved], ["readonly_tab", true]);
+  await two.close();
+  await timers.advance(1500);
+  assert.deepEqual([one.status.name, server.current.content], ["clean", "mine"]);
+});
+
 test("when the writing tab closes, the next one writes", async () => {
   const { open, server, timers, channels } = world("v0");
   const shared = { channel: channels.open, locks: new Locks() };

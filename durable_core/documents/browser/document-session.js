@@ -231,7 +231,7 @@ export function reduce(s, e) {
 /** @param {T.State} s @returns {T.Status} */
 export function statusOf(s) {
 	const unsaved = !!(s.pending || s.staged);
-	const name = s.conflict ? "conflict" : s.error ? s.error.name : !s.loaded ? "unloaded"
+	const name = s.conflict ? "conflict" : s.error && (s.writer || s.error.of == "read") ? s.error.name : !s.loaded ? "unloaded"
 		: s.writer === false ? "readonly_tab" : s.sending ? "saving" : unsaved ? "dirty" : "clean";
 	const { saved_by, saved_at, version } = s.conflict ?? s.base;
 	const { status, detail } = s.error ?? {};
@@ -258,7 +258,7 @@ export function statusOf(s) {
 /** @param {any} value */
 const isVersion = (value) => Number.isSafeInteger(value) && value >= 0;
 
-/** Frozen, for saves and merges are made from it; undefined for no JSON. @param {string} text */
+/** Frozen, for merges; undefined for no JSON. @param {string} text */
 const parse = (text) => {
 	try {
 		return JSON.parse(text, (_, value) => Object.freeze(value));
