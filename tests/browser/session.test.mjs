@@ -502,6 +502,23 @@ test("the page that hides saves at once, so that leaving may cut nothing: small 
   assert.deepEqual([server.current.version, server.posts[1].keepalive], [2, false]);
 });
 
+test("leaving does not send anew what was refused, but what was typed since", async () => {
+  const page = new Page();
+  const { open, server } = world();
+  const session = await open({ page });
+  server.faults = [problem(413, {})];
+  session.edit("far too long");
+  await session.flush();
+  page.hide();
+  page.dispatchEvent(new Event("pagehide"));
+  await calm();
+  assert.equal(server.posts.length, 1);
+  session.edit("short");
+  page.hide();
+  await calm();
+  assert.equal(server.current.content, "short");
+});
+
 test("two documents share what a closing page may leave behind", async () => {
   const page = new Page();
   const [one, two] = [world(), world()];

@@ -18,7 +18,7 @@ export const unloaded = {
 	writer: true, debounce: 1500,
 };
 
-/** What the person sees. @param {T.State} s */
+/** @param {T.State} s */
 export const local = (s) => (s.staged ?? s.pending ?? s.base).content;
 
 /** Postgres keeps no order of keys. @param {T.Json} value */
@@ -89,6 +89,7 @@ export function reduce(s, e) {
 	/** @param {string} saveId @param {T.Json} content */
 	const pend = (saveId, content) => {
 		s.pending = { saveId, content };
+		s.since ||= e.now;
 		s.staged = null;
 		s.generation++;
 	};
@@ -113,7 +114,6 @@ export function reduce(s, e) {
 		case "stage":
 			if (!s.loaded) break;
 			if (e.type == "edit") {
-				s.since ||= e.now;
 				pend(e.saveId, e.content);
 				schedule();
 			} else {
@@ -531,7 +531,7 @@ function start(href, id, options) {
 			const good = isVersion(version) && content !== undefined && typeof updated == "number";
 			if (key == own) continue;
 			const here = key.startsWith(`${id}/`);
-			// Saved, by a tab that did not live to see it.
+			// Saved by a tab that died.
 			const saved = here && version < state.base.version && same(content, state.base.content);
 			if (good && (saved || updated < now() - MONTH)) await storage.remove(key, updated);
 			else if (here) good ? drafts.push({ ...copy(value), id: key }) : malformed.push({ id: key });
@@ -555,7 +555,7 @@ function start(href, id, options) {
 			// No steal, so no locks: versions alone keep it safe.
 			usable = /** @type {Error} */ (error).name == "AbortError";
 		}
-		// A lock that we took from ourselves is still ours.
+		// Taken from ourselves it is still ours.
 		if (!mine || mine == release) dispatch({ type: "writer", on: !usable });
 		if (usable && !signal.aborted) hold({});
 	};
@@ -655,10 +655,12 @@ function start(href, id, options) {
 
 	/** @param {any} on @param {string} types @param {(event: Event) => void} heard */
 	const listen = (on, types, heard) => types.split(" ").forEach((type) => on?.addEventListener(type, heard, { signal }));
-	const look = () => void (page.document.hidden ? session.flush() : dispatch({ type: "refresh", retry: true }));
+	// A refusal stands.
+	const leave = () => void ((state.since || state.error?.retryAt) && session.flush());
+	const look = () => page.document.hidden ? leave() : dispatch({ type: "refresh", retry: true });
 	listen(page?.document, "visibilitychange", look);
 	listen(page, "focus online", look);
-	listen(page, "pagehide", () => void session.flush());
+	listen(page, "pagehide", leave);
 	listen(page, "beforeunload", (event) => {
 		const { name, detail } = session.status;
 		if (detail.unsaved && (detail.backupFailed || /blocked|conflict|gone/.test(name))) event.preventDefault();

@@ -192,7 +192,7 @@ export interface State {
   want?: Why | null;
   /** Whether this tab may save; null until the lock has answered. */
   writer: boolean | null;
-  /** When the first edit came that no save has tried yet; 0: none. */
+  /** When the first edit, recovery or merge came that no save has tried yet; 0: none. */
   since: number;
   /** Until then the server asked for quiet. */
   until: number;
