@@ -655,6 +655,19 @@ test("when the writing tab closes, the next one writes", async () => {
   assert.equal(server.current.content, "mine");
 });
 
+test("a tab that closes leaves no request for the lock behind", async () => {
+  const { open } = world("v0");
+  const locks = new Locks();
+  await open({ locks });
+  for (let times = 0; times < 3; times++) {
+    const two = await open({ tab: 1, locks });
+    assert.equal(locks.waiting, 1);
+    await two.close();
+    await calm();
+  }
+  assert.equal(locks.waiting, 0);
+});
+
 test("a frozen tab does not hold up a take-over, and its own late save is refused", async () => {
   const { open, server, timers } = world("v0");
   const locks = new Locks();

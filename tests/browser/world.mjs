@@ -80,6 +80,10 @@ export class Channels {
 
 /** Web Locks, as far as one name, `ifAvailable` and `steal` go. */
 export class Locks {
+  /** How many requests wait. */
+  get waiting() {
+    return [...this.#queues.values()].flat().length;
+  }
   #held = new Map();
   #queues = new Map();
   request(name, options, act) {
@@ -101,7 +105,13 @@ export class Locks {
         setImmediate(grant);
       } else if (!holder) setImmediate(grant);
       else if (options.ifAvailable) setImmediate(() => resolve(act(null)));
-      else this.#queues.set(name, [...(this.#queues.get(name) ?? []), grant]);
+      else {
+        this.#queues.set(name, [...(this.#queues.get(name) ?? []), grant]);
+        options.signal?.addEventListener("abort", () => {
+          this.#queues.set(name, this.#queues.get(name).filter((one) => one != grant));
+          reject(options.signal.reason);
+        });
+      }
       if (!holder && !options.steal) this.#held.set(name, { reject });
     });
   }

@@ -557,7 +557,7 @@ function start(href, id, options) {
 		}
 		// Taken from ourselves it is still ours.
 		if (!mine || mine == release) dispatch({ type: "writer", on: !usable });
-		if (usable && !signal.aborted) hold({});
+		if (usable && !signal.aborted) hold({ signal });
 	};
 
 	const tick = () => {
