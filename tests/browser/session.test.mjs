@@ -348,6 +348,35 @@ test("a discard that fails while the network is away takes no retry along", asyn
   assert.equal(server.current.content, "mine");
 });
 
+test("news that come before a lost save is tried again are no conflict with it, though the server stores it otherwise", async () => {
+  const { open, server } = world({ title: "Q3" });
+  const session = await open();
+  server.faults = ["lost"];
+  session.edit({ title: "Q4 " });
+  await session.flush();
+  server.current.content = { title: "Q4" };
+  await session.reload();
+  assert.deepEqual([session.status.name, session.version], ["clean", 1]);
+});
+
+test("a retry does not push aside the user's discard", async () => {
+  const page = new Page();
+  const { open, server } = world("v0");
+  const session = await open({ page });
+  server.faults = ["down"];
+  session.edit("mine");
+  await session.flush();
+  server.held = true;
+  const discarded = session.discard();
+  await calm();
+  page.dispatchEvent(new Event("focus"));
+  await calm();
+  server.held = false;
+  while (server.waiting.length) await server.release();
+  assert.equal(await discarded, true);
+  assert.equal(session.content, "v0");
+});
+
 test("a poll does not push aside the user's discard", async () => {
   const { open, server } = world("v0");
   const session = await open();

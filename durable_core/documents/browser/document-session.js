@@ -129,8 +129,11 @@ export function reduce(s, e) {
 			break;
 		case "refresh":
 		case "discard":
-			if (e.retry && s.error?.retryAt) send();
-			if (e.type == "refresh" && (s.reading?.why == "discard" || s.want)) break;
+			if (e.type == "refresh") {
+				if (s.reading?.why == "discard" || s.want) break;
+				// Its save_id tells our own write; a read does not.
+				if (s.error?.retryAt) send();
+			}
 			if (s.sending) s.want = e.type;
 			else read(e.type);
 			break;
@@ -479,7 +482,7 @@ function start(href, id, options) {
 			const response = await transport(url.href, {
 				...init, cache: "no-store", redirect: "manual", signal: abort.signal,
 				headers: { ...extra, ...(typeof headers == "function" ? await headers() : headers) } });
-			// A redirect is a sign-in page.
+			// A sign-in page.
 			const status = response.type == "opaqueredirect" ? 401 : response.status;
 			const wait = 1000 * Math.min(3600, Number(response.headers.get("Retry-After")));
 			return { status, wait, data: parse(await response.text()) };
@@ -562,7 +565,8 @@ function start(href, id, options) {
 
 	const tick = () => {
 		poll = setTimeout(() => {
-			if (!page?.document.hidden && !/blocked|gone/.test(session.status.name)) dispatch({ type: "refresh" });
+			const waits = /blocked|gone/.test(session.status.name) || (state.writer && state.error?.retryAt);
+			if (!page?.document.hidden && !waits) dispatch({ type: "refresh" });
 			tick();
 		}, POLL);
 	};
@@ -600,7 +604,7 @@ function start(href, id, options) {
 				const content = copy(await merge(base.content, local(state), data.content));
 				if (content !== undefined) dispatch({ type: "rebased", stored: data, content, generation, saveId: uuid() });
 			} catch {
-				// It failed: the user still sees the conflict.
+				// The conflict stays.
 			}
 			await idle();
 			return !state.conflict;
@@ -623,7 +627,6 @@ function start(href, id, options) {
 				setTimeout(released, HANDOVER);
 				channel?.postMessage({ handover: true });
 			});
-			// It may be ours by now.
 			if (!state.writer) hold({ steal: true });
 			await until(() => state.writer && !state.reading);
 		},
@@ -657,7 +660,7 @@ function start(href, id, options) {
 	const listen = (on, types, heard) => types.split(" ").forEach((type) => on?.addEventListener(type, heard, { signal }));
 	// A refusal stands.
 	const leave = () => void ((state.since || state.error?.retryAt) && session.flush());
-	const look = () => page.document.hidden ? leave() : dispatch({ type: "refresh", retry: true });
+	const look = () => page.document.hidden ? leave() : dispatch({ type: "refresh" });
 	listen(page?.document, "visibilitychange", look);
 	listen(page, "focus online", look);
 	listen(page, "pagehide", leave);

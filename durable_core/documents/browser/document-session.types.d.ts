@@ -215,8 +215,7 @@ export type Happening =
   | { type: "stage"; content: Json }
   /** `due`: the timer ran out. A clock that was set back, or that a browser rounds, does not say so. */
   | { type: "flush"; due?: boolean }
-  /** `retry`: try at once what waits for its back-off. */
-  | { type: Why; retry?: boolean }
+  | { type: Why }
   | { type: "sent"; answer: Answer }
   | { type: "read"; reading: Reading; answer: Answer }
   | { type: "drafts"; drafts: Draft[]; malformed: { id: string }[] }
