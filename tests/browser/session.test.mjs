@@ -720,6 +720,13 @@ test("where locks are refused, versions alone keep it safe", async () => {
   assert.equal(await session.flush(), true);
 });
 
+test("where channels are refused, versions alone keep it safe", async () => {
+  const { open } = world("v0");
+  const session = await open({ channel: () => { throw Object.assign(new Error(), { name: "SecurityError" }); } });
+  session.edit("mine");
+  assert.equal(await session.flush(), true);
+});
+
 test("a slot that was written again since it was looked at is not dropped", async () => {
   const { open, server, storage, timers, url } = world("v0");
   const id = slotOf(url, "alive");

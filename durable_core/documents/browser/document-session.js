@@ -271,7 +271,7 @@ const parse = (text) => {
 /** @param {T.Json} value */
 const copy = (value) => parse(JSON.stringify(value));
 
-/** `crypto.randomUUID` is for secure contexts only. */
+/** In insecure contexts, too. */
 const uuid = () => {
 	const url = URL.createObjectURL(new Blob());
 	URL.revokeObjectURL(url);
@@ -299,7 +299,7 @@ const database = () =>
 		};
 	}));
 
-/** Without IndexedDB nothing is awaited: the slot is there when `edit` returns.
+/** Without IndexedDB the slot is there when `edit` returns.
  * @param {(store: IDBObjectStore) => any} act @param {() => any} otherwise */
 const inStore = async (act, otherwise) => {
 	if (!globalThis.indexedDB) return otherwise();
@@ -363,7 +363,13 @@ function start(href, id, options) {
 	const { window, navigator, BroadcastChannel } = /** @type {any} */ (globalThis);
 	const { page = window, locks = navigator?.locks, storage = browserStorage, debounce = 1500 } = options;
 	const { channel: open = page && BroadcastChannel && ((name) => new BroadcastChannel(name)) } = options;
-	const channel = open?.(id);
+	/** @type {BroadcastChannel | undefined} */
+	let channel;
+	try {
+		channel = open?.(id);
+	} catch {
+		// Firefox, without cookies.
+	}
 	const { setTimeout, clearTimeout, now = Date.now } = /** @type {T.Timers} */ (options.timers ?? globalThis);
 	const own = `${id}/${uuid()}`;
 	const ending = new AbortController();
@@ -393,7 +399,7 @@ function start(href, id, options) {
 		const [next, effects] = reduce(state, { ...event, now: now(), jitter: Math.random() });
 		state = next;
 		todo.push(...effects);
-		// A listener may edit: that comes after what is still to do.
+		// A listener may edit.
 		if (running) return;
 		running = true;
 		do for (let effect; (effect = todo.shift()); ) act(effect);
