@@ -46,11 +46,12 @@ class ChildEnded(CommandError):
 
 @dataclass(frozen=True)
 class Part:
-    """One process of the stack: what to run after `python -m celery`, and what is added to its environment."""
+    """One process of the stack: what to run after `python -m PROGRAM`, and what is added to its environment."""
 
     name: str
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
+    program: str = "celery"
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Stack:
         with open(self.log_of(part.name), "wb") as log:
             os.fchmod(log.fileno(), 0o600)
             process = subprocess.Popen(
-                [sys.executable, "-m", "celery", *part.arguments],
+                [sys.executable, "-m", part.program, *part.arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
                 start_new_session=True,
             )  # fmt: skip

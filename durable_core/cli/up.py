@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ from durable_core.cli import exits
 from durable_core.cli.exits import CommandError
 from durable_core.cli.output import Output, keep_secret, masked, note
 from durable_core.cli.stack import LOOK_EVERY, Part, Stack
+from durable_core.cli.web import LOOPBACK, Web, checked_name
 from durable_core.cli.where import Where, address, load_app, options
 from durable_core.database.connections import Database
 from durable_core.database.environment import DATABASE_VARIABLE, REDIS_VARIABLE, SCHEMA_VARIABLE
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from durable_core.celery_binding import Durable
 
 FLOWER_AUTH_VARIABLE = "DURABLE_FLOWER_BASIC_AUTH"
-LOOPBACK = "127.0.0.1"
 READY_SECONDS = 120.0
+WEB_PORT = 8000
 BEYOND_GRACE = 5.0
 """A worker's own grace is for its handlers; this much more is for the worker itself."""
 
@@ -52,7 +53,7 @@ class NotReady(CommandError):
 
 
 class PortTaken(CommandError):
-    """Something else listens on Flower's port."""
+    """Something else listens on the port of Flower, or of the web app."""
 
     reason = "PORT_TAKEN"
 
@@ -64,9 +65,16 @@ class PortTaken(CommandError):
     help="Flower's port on 127.0.0.1; 0 takes a free one.",
 )  # fmt: skip
 @click.option("--concurrency", type=click.IntRange(min=1), default=2, show_default=True, help="Children of the worker.")
+@click.option(
+    "--web", metavar="MODULE:APP", callback=checked_name, help="An ASGI app of this folder, to be served with uvicorn."
+)
+@click.option(
+    "--web-port", type=click.IntRange(0, 65535),
+    help=f"Its port on 127.0.0.1; 0 takes a free one. {WEB_PORT} if not given.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout, on one line, once all is ready.")
 @click.pass_obj
-def up(where: Where, port: int, concurrency: int, as_json: bool) -> int:
+def up(where: Where, port: int, concurrency: int, web: str | None, web_port: int | None, as_json: bool) -> int:
     """
     Postgres, Valkey, a worker, a control worker, beat and Flower on this machine, until Ctrl-C.
 
@@ -74,12 +82,18 @@ def up(where: Where, port: int, concurrency: int, as_json: bool) -> int:
     DURABLE_REDIS_URL name others. Without -A it runs the app `tasks` of this folder, or else a small one with the
     ready kinds alone. A process that ends by itself is named and ends the rest (exit 1): nothing is restarted.
     Flower is read-only and asks for a password if DURABLE_FLOWER_BASIC_AUTH (user:password) is set.
+    --web serves your pages beside them (the [web] extra), with both variables set to these servers.
     """
+    if web is None and web_port is not None:
+        raise click.UsageError("--web-port is the port of an app that --web names: give both.")
+    web_port = WEB_PORT if web_port is None else web_port
+    if web is not None and port == web_port != 0:
+        raise click.UsageError(f"Flower and the web app cannot both have port {port}: give another --web-port.")
     out = Output(as_json)
     interrupts = Interrupts()
     with interrupts.caught():
         try:
-            _run(where, port, concurrency, out, interrupts)
+            _run(where, port, concurrency, None if web is None else Web(web, web_port), out, interrupts)
         except KeyboardInterrupt:
             note("stopped")
             return exits.INTERRUPTED
@@ -115,7 +129,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
-def _run(where: Where, port: int, concurrency: int, out: Output, interrupts: Interrupts) -> None:
+def _run(where: Where, port: int, concurrency: int, web: Web | None, out: Output, interrupts: Interrupts) -> None:
     directory = Path(where.directory)
     named = [variable for variable in (DATABASE_VARIABLE, REDIS_VARIABLE) if os.environ.get(variable)]
     if where.database_url:
@@ -123,7 +137,9 @@ def _run(where: Where, port: int, concurrency: int, out: Output, interrupts: Int
         os.environ[DATABASE_VARIABLE] = address(where.database_url).render_as_string(hide_password=False)
     if where.schema:
         os.environ[SCHEMA_VARIABLE] = where.schema
-    port = _free(port)
+    port = _free(port, "Flower", "--port")
+    if web is not None:
+        web = replace(web, port=_free(web.port, "the web app", "--web-port"))
     stack = Stack(directory / "up")
     stack.own()
     keep_logs = True
@@ -138,17 +154,22 @@ def _run(where: Where, port: int, concurrency: int, out: Output, interrupts: Int
                 note(f"starting {' and '.join(starting)}")
             addresses = servers.start()
             app, durable = _app(where, addresses)
+            if web is not None:
+                web.check_loads()
             grace = durable.settings.shutdown_grace + BEYOND_GRACE
             ending.callback(_stop, stack, grace, interrupts)
             ending.callback(durable.database.engine.dispose)
             for revision in migrate(durable.database.engine):
                 note(f'schema "{current_schema()}": ran {revision}')
             began = _now(durable.database)
-            note("starting a worker, a control worker, beat and Flower")
+            also = "" if web is None else f"; and uvicorn for {web.name}"
+            note(f"starting a worker, a control worker, beat and Flower{also}")
             for part in parts(app, port, concurrency, stack.folder):
                 stack.start(part)
-            _wait_until_ready(stack, durable, port, began)
-            _announce(out, app, addresses, durable, port, stack)
+            if web is not None:
+                stack.start(web.part())
+            _wait_until_ready(stack, durable, port, web, began)
+            _announce(out, app, addresses, durable, port, web, stack)
             while True:
                 stack.check()
                 time.sleep(LOOK_EVERY * 4)
@@ -251,7 +272,7 @@ def _flower_configuration() -> str:
     return str(own.absolute() if own.exists() else CONFIGURATION)
 
 
-def _free(port: int) -> int:
+def _free(port: int, whose: str, option: str) -> int:
     if port == 0:
         return free_port()
     with socket.socket() as probe:
@@ -260,7 +281,7 @@ def _free(port: int) -> int:
             probe.bind((LOOPBACK, port))
         except OSError as error:
             raise PortTaken(
-                f"port {port} is not to be had for Flower ({error.strerror}): give another --port."
+                f"port {port} is not to be had for {whose} ({error.strerror}): give another {option}."
             ) from None
     return port
 
@@ -277,18 +298,19 @@ class _Readiness:
     worker: bool = False
     sweeps: bool = False
     flower: bool = False
+    web: bool = False
 
     def missing(self) -> list[str]:
         return [name for name, works in vars(self).items() if not works]
 
 
-def _wait_until_ready(stack: Stack, durable: Durable, port: int, began: datetime) -> None:
+def _wait_until_ready(stack: Stack, durable: Durable, port: int, web: Web | None, began: datetime) -> None:
     """
-    Until the worker answers, a sweep went from beat over the broker to the database, and Flower serves.
+    Until the worker answers, a sweep went from beat over the broker to the database, and Flower and the app serve.
 
     Raises ChildEnded or NotReady.
     """
-    ready = _Readiness()
+    ready = _Readiness(web=web is None)
     until = time.monotonic() + READY_SECONDS
     while ready.missing():
         stack.check()
@@ -297,6 +319,7 @@ def _wait_until_ready(stack: Stack, durable: Durable, port: int, began: datetime
                 f"not ready after {READY_SECONDS:.0f} s: {', '.join(ready.missing())}; the logs are in {stack.folder}."
             )
         ready.flower = ready.flower or _serves(port)
+        ready.web = ready.web or (web is not None and web.listens())
         ready.sweeps = ready.sweeps or _dispatched_since(durable.database, began)
         # Last: it waits for answers, up to its timeout.
         ready.worker = ready.worker or _answers(durable.app)
@@ -328,16 +351,19 @@ def _answers(app: Any) -> bool:
     return any(name in answer for answer in answers or ())
 
 
-def _announce(out: Output, app: str, addresses: Addresses, durable: Durable, port: int, stack: Stack) -> None:
+def _announce(
+    out: Output, app: str, addresses: Addresses, durable: Durable, port: int, web: Web | None, stack: Stack
+) -> None:
     database = _shown(durable.database.engine.url)
     broker = masked(str(durable.app.conf.broker_url))
     flower = f"http://{LOOPBACK}:{port}"
+    web_url = None if web is None else web.url
     if out.as_json:
         # Never spread over lines, terminal or not: a reader waits for this line.
         out.answer(
             {
                 "app": app, "database_url": database, "broker_url": broker, "flower_url": flower,
-                "logs": str(stack.folder), "pid": os.getpid(),
+                "web_url": web_url, "logs": str(stack.folder), "pid": os.getpid(),
             },
             one_line=True,
         )  # fmt: skip
@@ -345,7 +371,7 @@ def _announce(out: Output, app: str, addresses: Addresses, durable: Durable, por
     out.facts(
         [
             ("app", app), ("database", database), ("broker", broker), ("Flower", flower),
-            ("logs", f"{stack.folder}/*.log"),
+            ("web", web_url), ("logs", f"{stack.folder}/*.log"),
         ]
     )  # fmt: skip
     note("ready; Ctrl-C ends all of it")

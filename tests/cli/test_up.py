@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,22 @@ from shop import greet
 with Session(create_engine(os.environ["DURABLE_DATABASE_URL"])) as session, session.begin():
     print(greet.enqueue(session, "dana").id)
 """
+WEB = """
+import asyncio
+import json
+import os
+from shop import greet
+
+async def app(scope, receive, send):
+    if scope["type"] != "http":
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    told = [os.environ["DURABLE_DATABASE_URL"], os.environ["DURABLE_REDIS_URL"], greet.name]
+    endless = scope["path"] == "/stream"
+    await send({"type": "http.response.body", "body": json.dumps(told).encode(), "more_body": endless})
+    if endless:
+        await asyncio.sleep(3600)
+"""
 AUTH = "dana:a-long-password"
 UNKNOWN = "01a227e1-8921-7001-a2c4-ace8f4971791"
 
@@ -57,6 +74,7 @@ def folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="durable-up-"))
     path.chmod(0o755)
     (path / "shop.py").write_text(APP)
+    (path / "web.py").write_text(WEB)
     yield path
     stack = Stack(path / ".durable" / "up")  # what a failed test left
     stack.own()
@@ -77,9 +95,9 @@ def start(folder: Path) -> Iterator[Start]:
     """Start `up` and wait for its line; the process and what the line said."""
     started: list[subprocess.Popen[str]] = []
 
-    def _start(**env: str) -> tuple["subprocess.Popen[str]", dict[str, Any]]:
+    def _start(*more: str, **env: str) -> tuple["subprocess.Popen[str]", dict[str, Any]]:
         up = subprocess.Popen(
-            [*DURABLE, "-A", "shop", "up", "--port", "0", "--concurrency", "1", "--json"],
+            [*DURABLE, "-A", "shop", "up", "--port", "0", "--concurrency", "1", "--json", *more],
             cwd=folder, env={**os.environ, **env}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True,
         )  # fmt: skip
@@ -106,9 +124,9 @@ def mark_of(folder: Path) -> str:
     return mark
 
 
-def closed(port: int) -> bool:
+def closed(port: int, address: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
+        return probe.connect_ex((address, port)) != 0
 
 
 def until(done: Callable[[], Any], seconds: float = 30) -> Any:
@@ -137,7 +155,7 @@ def port_of(address: str) -> int:
 @pytest.mark.serial
 @pytest.mark.timeout(180)
 def test_it_carries_a_delivery_and_ctrl_c_leaves_nothing(folder: Path, start: Start) -> None:
-    up, said = start(DURABLE_FLOWER_BASIC_AUTH=AUTH)
+    up, said = start("--web", "web:app", "--web-port", "0", DURABLE_FLOWER_BASIC_AUTH=AUTH)
     addresses = running(folder / ".durable")
     assert addresses is not None
 
@@ -165,6 +183,15 @@ def test_it_carries_a_delivery_and_ctrl_c_leaves_nothing(folder: Path, start: St
     lines = [Path(f"/proc/{child.pid}/cmdline").read_bytes().decode() for child in children(folder)]
     assert not [secret for secret in secrets for line in [*lines, json.dumps(said)] if secret in line]
 
+    # The app is told where the servers are, and no other address of this machine has it.
+    web = port_of(said["web_url"])
+    stream = http.client.HTTPConnection("127.0.0.1", web, timeout=30)
+    with urllib.request.urlopen(said["web_url"], timeout=30) as answer:
+        assert json.load(answer) == [*env.values(), "shop.greet"]
+    assert closed(web, "127.0.0.2")
+    stream.request("GET", "/stream")
+    stream.getresponse()  # an answer that never ends: Ctrl-C does not wait for it
+
     # Ctrl-C in a terminal reaches a whole group: none of the children is in that of `up`.
     assert all(os.getsid(child.pid) == child.pid for child in children(folder))
     second = process("-A", "shop", "up", "--port", "0", "--json", cwd=folder)
@@ -179,10 +206,15 @@ def test_it_carries_a_delivery_and_ctrl_c_leaves_nothing(folder: Path, start: St
     assert "by force" not in stderr
     assert marked(mark) == set()
     assert running(folder / ".durable") is None
-    for address in (said["flower_url"], *env.values()):
+    stream.close()
+    for address in (said["flower_url"], said["web_url"], *env.values()):
         assert closed(port_of(address.rpartition("@")[2]))
     assert not (folder / ".durable" / "up").exists()
-    assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == [".durable", "shop.py"]
+    assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == [
+        ".durable",
+        "shop.py",
+        "web.py",
+    ]
 
 
 @pytest.mark.long
@@ -216,10 +248,14 @@ def test_a_killed_up_is_mended_by_the_next_which_names_a_child_that_dies(folder:
 @pytest.mark.serial
 @pytest.mark.timeout(120)
 def test_an_app_that_cannot_start_is_said_and_nothing_stays(folder: Path) -> None:
-    done = process("-A", "nowhere", "up", "--port", "0", "--json", cwd=folder)
-    assert done.returncode == 2
-    assert json.loads(done.stdout)["error"]["reason"] == "APP_NOT_LOADED"
-    assert running(folder / ".durable") is None
+    lines = (("-A", "nowhere", "up"), ("-A", "shop", "up", "--web", "nowhere:app", "--web-port", "0"))
+    for line in lines:
+        done = process(*line, "--port", "0", "--json", cwd=folder)
+        assert done.returncode == 2
+        error = json.loads(done.stdout)["error"]
+        assert error["reason"] == "APP_NOT_LOADED"
+        assert "'nowhere" in error["message"]
+        assert running(folder / ".durable") is None
 
 
 @pytest.mark.serial
@@ -237,12 +273,17 @@ def test_a_server_that_a_variable_names_is_said_for_the_shell_may_be_one_of_an_e
     assert not (folder / ".durable" / "postgres").exists()
 
 
-def test_a_taken_port_is_said_before_anything_starts(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "others"), [("--port", ()), ("--web-port", ("--port", "0", "--web", "web:app"))], ids=["flower", "web"]
+)
+def test_a_taken_port_is_said_before_anything_starts(folder: Path, option: str, others: tuple[str, ...]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = process("-A", "shop", "up", "--port", str(taken.getsockname()[1]), "--json", cwd=folder)
-    assert (done.returncode, json.loads(done.stdout)["error"]["reason"]) == (1, "PORT_TAKEN")
+        done = process("-A", "shop", "up", *others, option, str(taken.getsockname()[1]), "--json", cwd=folder)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["reason"]) == (1, "PORT_TAKEN")
+    assert error["message"].endswith(f"give another {option}.")
     assert not (folder / ".durable").exists()
 
 
