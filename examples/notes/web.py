@@ -1,5 +1,5 @@
 """
-The page of the notes: two boards that a household edits. `uvicorn web:app` in this folder serves it.
+The page of the notes: two boards that a household edits. `durable up -A worker --web web:app` in this folder serves it.
 
 The sign-in is a toy: whoever says that they are Dana is Dana.
 """

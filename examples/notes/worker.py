@@ -1,4 +1,4 @@
-"""The Celery app that carries suggestions: `durable up -A worker` in this folder runs all but the page."""
+"""The Celery app that carries suggestions; `durable up -A worker --web web:app` runs it beside the page."""
 
 from celery import Celery
 from notes import suggest
