@@ -162,7 +162,7 @@ def _run(where: Where, port: int, concurrency: int, web: Web | None, out: Output
             for revision in migrate(durable.database.engine):
                 note(f'schema "{current_schema()}": ran {revision}')
             began = _now(durable.database)
-            also = "" if web is None else f"; and uvicorn for {web.name}"
+            also = "" if web is None else f", and uvicorn for {web.name}"
             note(f"starting a worker, a control worker, beat and Flower{also}")
             for part in parts(app, port, concurrency, stack.folder):
                 stack.start(part)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import pkgutil
 import re
 import socket
-import sys
 from dataclasses import dataclass
 
 import click
 
 from durable_core.cli.exits import AppNotLoaded
 from durable_core.cli.stack import Part
+from durable_core.cli.where import find_modules_here
 from durable_core.errors import NotInstalled
 
 LOOPBACK = "127.0.0.1"
@@ -55,9 +54,7 @@ class Web:
 
         What fails only when the app starts, its lifespan say, still ends the process. Raises AppNotLoaded.
         """
-        here = os.getcwd()
-        if here not in sys.path:
-            sys.path.insert(0, here)
+        find_modules_here()
         try:
             app = pkgutil.resolve_name(self.name)
         except (Exception, SystemExit) as error:  # whatever the user's modules raise while they load

@@ -120,9 +120,7 @@ def load_app(name: str) -> Celery:
     """The Celery app of that name, found as Celery's own -A finds it. Raises AppNotLoaded."""
     from celery.app.utils import find_app
 
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    find_modules_here()
     try:
         app = find_app(name)
     except Exception as error:  # whatever the host's modules raise while they load
@@ -138,6 +136,13 @@ def load_app(name: str) -> Celery:
         )
     found: Celery = app
     return found
+
+
+def find_modules_here() -> None:
+    """From now on an import looks into this folder too, as `python -m celery` does in it."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def options(command: F) -> F:
