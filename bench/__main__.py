@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-DEFAULT = {"jobs": 1000, "rounds": 3, "steady": 6.0, "idle": 20.0, "entries": 100_000}
-QUICK = {"jobs": 200, "rounds": 1, "steady": 2.0, "idle": 0.0, "entries": 10_000}
+DEFAULT = {"jobs": 1000, "rounds": 3, "steady": 6.0, "idle": 20.0, "entries": 100_000, "saves": 1000}
+QUICK = {"jobs": 200, "rounds": 1, "steady": 2.0, "idle": 0.0, "entries": 10_000, "saves": 200}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,7 +27,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--steady", type=float, help=f"seconds at 50 a second ({DEFAULT['steady']:g}; 0 leaves it out)")
     made.add_argument("--idle", type=float, help=f"seconds at rest, once ({DEFAULT['idle']:g}; 0 leaves it out)")
     made.add_argument("--entries", type=int, help=f"of the journal of a long case ({DEFAULT['entries']}; 0: no cases)")
+    made.add_argument("--saves", type=int, help=f"of documents, per turn ({DEFAULT['saves']}; 0: no documents)")
     made.add_argument("--cases", action="store_true", help="only what executing a step of a case costs")
+    made.add_argument("--documents", action="store_true", help="only what saving a document costs")
     made.add_argument("--json", type=Path, metavar="FILE", help="also append every measure to FILE, a JSON line each")
     return made
 
@@ -41,7 +43,7 @@ def sizes_of(asked: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     sizes = sizes_of(parsed := parser().parse_args())
     with tempfile.TemporaryDirectory(prefix="durable-bench-") as temporary:
-        run = _cases if parsed.cases else _run
+        run = _cases if parsed.cases else _documents if parsed.documents else _run
         return run(Path(temporary), sizes, parsed.json)
 
 
@@ -59,6 +61,25 @@ def _cases(folder: Path, asked: dict[str, Any], lines: Path | None) -> int:
     return 0
 
 
+def _documents(folder: Path, asked: dict[str, Any], lines: Path | None) -> int:
+    from bench import stack
+
+    with stack.servers(folder / "servers") as addresses:
+        stack.environment(addresses, folder / "marks")
+        from bench import documents
+
+        load = os.getloadavg()[0]
+        found = documents.run(addresses.database_url, folder, saves=asked["saves"], rounds=asked["rounds"], say=_say)
+    _append(lines, found)
+    print(documents.table(found), end="\n\n")
+    print(_loads(load))
+    return 0
+
+
+def _loads(began: float) -> str:
+    return f"load average when it began: {began:.2f}, {os.getloadavg()[0]:.2f} now; of a busy machine only ratios count"
+
+
 def _append(lines: Path | None, found: Iterable[Any]) -> None:
     if lines is not None:
         with lines.open("a") as out:
@@ -72,7 +93,7 @@ def _run(folder: Path, asked: dict[str, Any], lines: Path | None) -> int:
     with stack.servers(folder / "servers") as addresses:
         stack.environment(addresses, folder / "marks")
         # Only now: the candidates read their addresses when they are imported.
-        from bench import cases, measure, report, round_trips, rounds, sql
+        from bench import cases, documents, measure, report, round_trips, rounds, sql
 
         sizes = rounds.Sizes(
             jobs=asked["jobs"], warm_up=max(20, asked["jobs"] // 10), rounds=asked["rounds"],
@@ -98,7 +119,12 @@ def _run(folder: Path, asked: dict[str, Any], lines: Path | None) -> int:
             bench.close()
         turns += resting
         costs = cases.run(addresses.database_url, entries=asked["entries"]) if asked["entries"] else []
-        _append(lines, (*counted, *turns, *costs))
+        saved: list[documents.Measured] = []
+        if asked["saves"]:
+            saved = documents.run(
+                addresses.database_url, folder, saves=asked["saves"], rounds=asked["rounds"], say=_say
+            )  # fmt: skip
+        _append(lines, (*counted, *turns, *costs, *saved))
     # In the order in which they are declared, whichever order the last round had.
     names = [*(c.name for c in rounds.CANDIDATES), sql.NAME, rounds.MEMORY_BASE.name]
     turns.sort(key=lambda turn: names.index(turn.candidate))
@@ -108,8 +134,10 @@ def _run(folder: Path, asked: dict[str, Any], lines: Path | None) -> int:
         print(report.idle_by(resting), end="\n\n")
     if costs:
         print(cases.table(costs), end="\n\n")
+    if saved:
+        print(documents.table(saved), end="\n\n")
     print("\n".join([*report.verdicts(turns, counted), *cases.verdicts(costs)]))
-    print(f"load average when it began: {load:.2f}, {os.getloadavg()[0]:.2f} now; of a busy machine only ratios count")
+    print(_loads(load))
     return 0
 
 

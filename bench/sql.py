@@ -7,23 +7,18 @@ cannot do is other: a row's id is made of a counter, and the transaction's id is
 
 from __future__ import annotations
 
-import os
-import re
 import resource
-import shutil
-import subprocess
 from pathlib import Path
 
 import psycopg
 from sqlalchemy import create_engine, make_url
 
+from bench import pgbench
 from bench.measure import PACKAGE, Server, driver_url
 from bench.rounds import Turn
 from bench.stack import CHILDREN
 from durable_core.database.migrate import migrate
-from durable_core.database.statements import Statement, Statements, in_schema
-from durable_core.local import find_wheel_binaries
-from durable_core.local.postgres import WHEEL
+from durable_core.database.statements import Statements
 from durable_core.testing import create_database, drop_database
 
 NAME = "the SQL alone, pgbench"
@@ -63,19 +58,11 @@ def script() -> str:
     return "\n".join(
         [
             r"\set n :n + 1",
-            _of(named.take),
-            _of(named.settle_alone),
+            f"{pgbench.filled(named.take, CONSTANTS)};",
+            f"{pgbench.filled(named.settle_alone, CONSTANTS)};",
             "",
         ]
     )
-
-
-def _of(statement: Statement) -> str:
-    """The statement with constants for its parameters, the longest name first: one may begin like another."""
-    source = re.sub(r"--[^\n]*", "", in_schema(statement.source))
-    for parameter in sorted(CONSTANTS, key=len, reverse=True):
-        source = source.replace(parameter, CONSTANTS[parameter])
-    return f"{source.strip()};"
 
 
 def run(server: Server, folder: Path, round_number: int, jobs: int) -> Turn:
@@ -90,16 +77,9 @@ def run(server: Server, folder: Path, round_number: int, jobs: int) -> Turn:
     server.settle(url)
     path = folder / "claim-and-commit.sql"
     path.write_text(script())
-    command = [_pgbench(), "-n", "-M", "prepared", "-c", str(CHILDREN), "-j", str(CHILDREN), "-t", str(each)]
-    command += ["-D", "n=0", "-f", str(path)]
-    made = make_url(url)
-    address = {"PGHOST": made.host, "PGPORT": str(made.port), "PGUSER": made.username, "PGDATABASE": made.database}
-    environment = {**os.environ, **address, "PGPASSWORD": made.password}
     before, client_before = server.read("bench_sql", [], None), _seconds_of_ended_children()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    pgbench.run(make_url(url), path, clients=CHILDREN, each=each, variables={"n": 0})
     after, client_after = server.read("bench_sql", [], None), _seconds_of_ended_children()
-    if done.returncode:
-        raise RuntimeError(f"pgbench failed: {done.stderr[-2000:]}")
     with psycopg.connect(driver_url(url)) as connection:
         row = connection.execute("select count(*) from durable.deliveries where state = 'sent'").fetchone()
     assert row == (each * CHILDREN,), f"pgbench settled {row} of {each * CHILDREN} rows"
@@ -114,16 +94,6 @@ def run(server: Server, folder: Path, round_number: int, jobs: int) -> Turn:
         statements=(after.statements - before.statements) / settled,
         wal_bytes=(after.wal - before.wal) / settled,
     )
-
-
-def _pgbench() -> str:
-    """The wheel's, of the server's own version; else the one on PATH. Raises RuntimeError."""
-    wheel = find_wheel_binaries(WHEEL)
-    if wheel is not None and (wheel / "pgbench").exists():
-        return str(wheel / "pgbench")
-    if found := shutil.which("pgbench"):
-        return found
-    raise RuntimeError("no pgbench: install `durable-core[embedded]`, or put pgbench on PATH")
 
 
 def _seconds_of_ended_children() -> float:

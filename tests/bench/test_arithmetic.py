@@ -43,5 +43,15 @@ def test_help_says_what_can_be_asked_for():
     shown = subprocess.run(
         [sys.executable, "-m", "bench", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    for option in ("--quick", "--jobs", "--rounds", "--steady", "--idle", "--json"):
+    for option in (
+        "--quick",
+        "--jobs",
+        "--rounds",
+        "--steady",
+        "--idle",
+        "--cases",
+        "--documents",
+        "--saves",
+        "--json",
+    ):
         assert option in shown
