@@ -18,7 +18,7 @@ test: setup ## run all tests against a real Postgres and a real Valkey
 test-long: setup ## run the scenarios that stop, freeze and fill servers of their own, and all others at full size
 	@.venv/bin/python .ci/tests.py --long $(ARGS)
 
-bench: setup ## measure what a delivery costs beside plain Celery, about five minutes; ARGS=--quick for one
+bench: setup ## measure what a delivery costs beside plain Celery, about six minutes; ARGS=--quick for two
 	@.venv/bin/python -m bench $(ARGS)
 
 lint: setup ## check style and types

@@ -21,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m bench",
         description="What one delivery costs beside plain Celery: CPU, statements, WAL, time to start, memory.",
     )
-    made.add_argument("--quick", action="store_true", help="one small round without the idle time; about a minute")
+    made.add_argument("--quick", action="store_true", help="one small round without the idle time; about two minutes")
     made.add_argument("--jobs", type=int, help=f"deliveries measured per candidate and round ({DEFAULT['jobs']})")
     made.add_argument("--rounds", type=int, help=f"rounds, every second one in reverse order ({DEFAULT['rounds']})")
     made.add_argument("--steady", type=float, help=f"seconds at 50 a second ({DEFAULT['steady']:g}; 0 leaves it out)")
