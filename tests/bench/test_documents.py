@@ -29,7 +29,8 @@ def test_the_benchmark_of_documents_runs_and_counts_what_a_save_is(tmp_path):
     alone = [one for one in found if one.workload != "one document, 4 writers"]
     assert {one.conflicts for one in alone} == {0}
     assert [one.statements for one in alone] == [1, 1, 3] * 2
-    assert {one.transactions for one in alone if one.candidate == documents.OURS} == {1}
+    # Of two turns: autovacuum may have come by in one, and its transactions count too.
+    assert min(one.transactions for one in alone if one.candidate == documents.OURS) == 1
     # The revision is the second copy of the content, and the row another.
     assert all(one.wal_bytes > 2 * documents.CONTENT_BYTES for one in found if one.candidate != documents.BARE)
 
