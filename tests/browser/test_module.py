@@ -83,7 +83,7 @@ def test_the_numbered_cases_that_the_browser_decides_are_all_there():
 
 def test_the_types_hold_and_the_declarations_are_those_of_the_code(tmp_path: Path):
     if not TSC.exists():
-        pytest.skip("TypeScript is not installed: npm could not reach a registry when `make setup` ran")
+        pytest.skip("TypeScript is not installed: npm was out of reach when .venv was made (.ci/setup.py --fresh)")
 
     checked = subprocess.run(
         [NODE, TSC, "-p", HERE, "--outDir", tmp_path], capture_output=True, text=True, timeout=100, check=False

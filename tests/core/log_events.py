@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "durable_core"
@@ -25,6 +26,7 @@ class Event:
     facts: set[str] = field(default_factory=set)
 
 
+@cache
 def events() -> dict[str, Event]:
     """Every event of a logger of operation, by its name. Fails for one whose name is not in the source."""
     found: dict[str, Event] = {}
