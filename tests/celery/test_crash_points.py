@@ -192,8 +192,15 @@ def relay(lasting_world: World) -> Iterator[HoldingRelay]:
 
 
 def through(relay: HoldingRelay, world: World) -> str:
-    """The database's address by way of the relay."""
-    return world.engine.url.set(host="127.0.0.1", port=relay.port).render_as_string(hide_password=False)
+    """
+    The database's address by way of the relay.
+
+    A statement that was sent goes on although its client is dead, until the test lets it: else the server would look
+    for the client every two seconds, and who is slower than that would see another loss than the one of its point.
+    """
+    url = world.engine.url.set(host="127.0.0.1", port=relay.port)
+    patient = url.update_query_dict({"options": "-c client_connection_check_interval=0"})
+    return patient.render_as_string(hide_password=False)
 
 
 @pytest.fixture(scope="module")
